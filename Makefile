@@ -1,0 +1,37 @@
+PY ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: serve test lint typecheck layers test-system test-engines fuzz clean
+
+serve: $(STAMP)
+	$(BIN)/forebay serve $(ARGS)
+
+$(STAMP): pyproject.toml
+	$(PY) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(STAMP)
+	$(BIN)/mypy
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+test: lint typecheck layers
+	$(BIN)/pytest -m "not system and not engines" -n 2 --cov --cov-report=term $(ARGS)
+
+test-system: $(STAMP)
+	$(BIN)/pytest -m system $(ARGS)
+
+test-engines: $(STAMP)
+	$(BIN)/pytest -m engines $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov results

@@ -1,0 +1,365 @@
+"""The configuration as it is once it has been checked: one model a section of `forebay.yaml`.
+
+Every field has a default that is safe on a laptop, a unit in its name or description, and a bound. Unknown keys are
+errors. Secrets are plain strings that never appear in a `repr`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
+Secret = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+"""Fields of this type carry `repr=False`."""
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(gt=0, le=1 << 40)]
+
+
+class Class(StrEnum):
+    """Priority class, best first."""
+
+    VIP = "vip"
+    NORMAL = "normal"
+    LOW = "low"
+
+    @property
+    def rank(self) -> int:
+        """0 for the best; a larger rank gives way to a smaller one."""
+        return _RANKS[self]
+
+
+_RANKS = {Class.VIP: 0, Class.NORMAL: 1, Class.LOW: 2}
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+
+
+_HOST_PORT = re.compile(r"^(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})$")
+
+
+class Address(Section):
+    """Where to listen: `host:port`, `[v6]:port` or `unix:/path`."""
+
+    host: str = ""
+    port: int = 0
+    unix: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Raises ValueError for anything that is neither `host:port` nor `unix:/path`."""
+        if text.startswith("unix:"):
+            path = text.removeprefix("unix:")
+            if not path.startswith("/") or len(path.encode()) > 100:
+                raise ValueError("a Unix socket is written unix:/absolute/path, at most 100 bytes long")
+            return cls(unix=path)
+        m = _HOST_PORT.match(text)
+        if m is None or not 0 <= int(m["port"]) <= 65_535:
+            raise ValueError("an address is written host:port (port 0 to 65535), [v6]:port or unix:/absolute/path")
+        return cls(host=m["v6"] or m["host"], port=int(m["port"]))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return cls.parse(value).model_dump() if isinstance(value, str) else value
+
+    @property
+    def loopback(self) -> bool:
+        if self.unix or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        if self.unix:
+            return f"unix:{self.unix}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class ServerTLS(Section):
+    cert: Path
+    """PEM file: the server's certificate, then its chain."""
+    key: Path
+    """PEM file: the private key."""
+    key_password: Secret | None = Field(default=None, repr=False)
+    client_ca: Path | None = None
+    """PEM file: when given, clients must show a certificate signed by it."""
+    min_version: Literal["1.2", "1.3"] = "1.2"
+
+
+class Listener(Section):
+    address: Address
+    tls: ServerTLS | None = None
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or CIDR ranges whose X-Forwarded-For is believed; `unix` trusts peers of a Unix socket."""
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for v in value:
+            if v != "unix":
+                ipaddress.ip_network(v, strict=False)
+        return value
+
+
+class ClientTLS(Section):
+    ca: Path | None = None
+    """PEM file with the authorities to trust instead of the system's."""
+    server_name: str | None = None
+    """Name to verify instead of the URL's host."""
+    verify: bool = True
+    """False accepts any certificate; said in the log at every start."""
+
+
+class EngineKind(StrEnum):
+    VLLM = "vllm"
+    OPENAI = "openai"
+
+
+class Engine(Section):
+    name: Name
+    url: str
+    """http:// or https:// and a host, without `/v1`; a path is kept as a prefix."""
+    kind: EngineKind = EngineKind.VLLM
+    models: tuple[Name, ...] = ()
+    """Models it serves, by the engine's own names; empty: asked of the engine at /v1/models."""
+    api_key: Secret | None = Field(default=None, repr=False)
+    """Sent upstream as a bearer token; write ${VAR}."""
+    tls: ClientTLS = ClientTLS()
+    max_connections: Annotated[int, Field(ge=1, le=65_535)] = 8_192
+    """Most connections open to it at once, idle ones included."""
+    max_idle: Annotated[int, Field(ge=0, le=65_535)] = 256
+    """Most idle connections kept."""
+    health_interval: Seconds = 2.0
+    """Seconds between health checks."""
+    health_timeout: Seconds = 2.0
+    unhealthy_after: Annotated[int, Field(ge=1, le=100)] = 2
+    """Consecutive failed checks before it is taken out."""
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        u = urlsplit(value)
+        if u.scheme not in ("http", "https") or not u.hostname:
+            raise ValueError("an engine's url starts with http:// or https:// and names a host")
+        if u.query or u.fragment or u.username or u.password:
+            raise ValueError("an engine's url has no query, fragment or user; put the key in api_key")
+        if u.path.rstrip("/").endswith("/v1"):
+            raise ValueError("leave /v1 off: it is added to each request's path")
+        try:
+            _ = u.port
+        except ValueError:
+            raise ValueError("an engine's url has a port from 1 to 65535") from None
+        return value.rstrip("/")
+
+
+class Model(Section):
+    """What is said about one model, by the engine's own name."""
+
+    aliases: tuple[Name, ...] = ()
+    """Names a client may use for it; rewritten on the way in and out."""
+    defaults: dict[str, Any] = {}
+    """Request fields used where the client sent none: temperature, max_tokens, …"""
+
+    @field_validator("defaults")
+    @classmethod
+    def _defaults(cls, value: dict[str, Any]) -> dict[str, Any]:
+        fixed = {"model", "messages", "prompt", "input", "stream", "stream_options"} & value.keys()
+        if fixed:
+            raise ValueError(f"{', '.join(sorted(fixed))} cannot have a default")
+        return value
+
+
+class Key(Section):
+    """A key kept in the configuration (its text in the environment) instead of the database."""
+
+    name: Name
+    key: Secret = Field(repr=False)
+    """Its text, at least 20 characters; write ${VAR}."""
+    organisation: Name = "default"
+    department: Name | None = None
+    project: Name | None = None
+    user: Name | None = None
+    models: tuple[Name, ...] = ()
+    """Models or aliases it may use; empty: all."""
+    class_: Class = Field(default=Class.NORMAL, alias="class")
+    may_raise_class: bool = False
+    """True lets X-Priority / X-User-Tier raise the class as well as lower it."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, populate_by_name=True
+    )
+
+    @field_validator("key")
+    @classmethod
+    def _long_enough(cls, value: str) -> str:
+        if len(value) < 20 or not value.isascii() or not value.isprintable() or " " in value:
+            raise ValueError("a key is at least 20 printable ASCII characters without spaces")
+        return value
+
+    def sha256(self) -> bytes:
+        return hashlib.sha256(self.key.encode()).digest()
+
+
+class Anonymous(Section):
+    enabled: bool = False
+    """Serve callers who send no key."""
+    any_key: bool = False
+    """Serve callers whose key is unknown, as anonymous: for a laptop, never for a network."""
+    class_: Class = Field(default=Class.LOW, alias="class")
+    models: tuple[Name, ...] = ()
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, populate_by_name=True
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Anonymous:
+        if self.any_key and not self.enabled:
+            raise ValueError("any_key needs enabled: true")
+        return self
+
+
+class Callers(Section):
+    anonymous: Anonymous = Anonymous()
+    keys: tuple[Key, ...] = ()
+    failed_keys_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 30
+    """Requests with an unknown key an address may make in a minute before it gets 429."""
+
+    @model_validator(mode="after")
+    def _unique(self) -> Callers:
+        names = [k.name for k in self.keys]
+        if len(set(names)) != len(names):
+            raise ValueError("two keys have the same name")
+        if len({k.sha256() for k in self.keys}) != len(names):
+            raise ValueError("two keys have the same text")
+        return self
+
+
+class Limits(Section):
+    header_bytes: Annotated[int, Field(ge=1_024, le=1 << 20)] = 32_768
+    header_count: Annotated[int, Field(ge=8, le=1_000)] = 100
+    body_bytes: Annotated[int, Field(ge=1_024, le=1 << 30)] = 8 << 20
+    response_bytes: Annotated[int, Field(ge=65_536, le=1 << 32)] = 64 << 20
+    """Largest unary answer passed on."""
+    error_bytes: Annotated[int, Field(ge=1_024, le=16 << 20)] = 65_536
+    """Largest error body of an engine passed on."""
+    event_bytes: Annotated[int, Field(ge=4_096, le=64 << 20)] = 1 << 20
+    """Largest single event of a stream."""
+    write_buffer_bytes: Annotated[int, Field(ge=4_096, le=64 << 20)] = 65_536
+    """Unsent bytes a client may have waiting before its engine connection is paused."""
+    connections: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    """Client connections a worker holds at once."""
+    pipelined: Annotated[int, Field(ge=1, le=1_000)] = 8
+    """Requests a connection may send ahead."""
+
+
+class Timeouts(Section):
+    header: Seconds = 10.0
+    """From the first byte of a request to the end of its head."""
+    body: Seconds = 60.0
+    """From the end of the head to the end of the body."""
+    idle: Seconds = 75.0
+    """A client connection without a request."""
+    write: Seconds = 30.0
+    """A client that takes no bytes while some are waiting."""
+    connect: Seconds = 5.0
+    """To an engine, TLS included."""
+    first_byte: Seconds = 120.0
+    """From dispatch to the answer's first content."""
+    stream_idle: Seconds = 60.0
+    """Between two reads of an answer that has begun."""
+    upstream_idle: Seconds = 30.0
+    """An engine connection kept without a request; keep it below the engine's own keep-alive time-out."""
+    upstream_age: Seconds = 300.0
+    """An engine connection's life, after which DNS is asked again."""
+    drain: Seconds = 30.0
+    """From SIGTERM to the end of the last stream."""
+    drain_delay: Annotated[float, Field(ge=0, le=3_600)] = 0.0
+    """From readiness going false to refusing new work, for load balancers to notice."""
+
+
+class Retries(Section):
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    """Engines tried for one request, the first included; only before the first byte."""
+    budget: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Retries allowed as a share of requests over the last 10 s (and always a few)."""
+
+
+class Cors(Section):
+    origins: tuple[str, ...] = ()
+    """Origins allowed to call from a browser; "*" for any; empty: none."""
+
+
+class Logging(Section):
+    format: Literal["json", "pretty", "auto"] = "auto"
+    """auto: pretty on a terminal, JSON elsewhere."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    requests: bool = True
+    """One line a request."""
+    bodies: bool = False
+    """Prompts and answers too, cut at 4 kB: they are your users' words."""
+
+
+class Metrics(Section):
+    slo_ttft: Annotated[float, Field(gt=0, le=600)] = 1.5
+    """Seconds. Always an edge of the TTFT histogram."""
+    slo_itl: Annotated[float, Field(gt=0, le=60)] = 0.05
+    """Seconds. Always an edge of the inter-token histogram."""
+
+
+def default_state_dir() -> Path:
+    base = os.environ.get("STATE_DIRECTORY") or os.environ.get("XDG_STATE_HOME")
+    return Path(base) / "forebay" if base else Path.home() / ".local" / "state" / "forebay"
+
+
+class Config(Section):
+    listeners: tuple[Listener, ...] = (Listener(address=Address(host="127.0.0.1", port=8080)),)
+    admin: Address = Address(host="127.0.0.1", port=8081)
+    """Health, readiness, metrics."""
+    state_dir: Path = Field(default_factory=default_state_dir)
+    """Database, sockets and snapshots; created with mode 0700."""
+    database: str = Field(default="", repr=False)
+    """SQLAlchemy URL; empty: SQLite in state_dir."""
+    engines: tuple[Engine, ...] = ()
+    models: dict[Name, Model] = {}
+    callers: Callers = Callers()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    retries: Retries = Retries()
+    cors: Cors = Cors()
+    logging: Logging = Logging()
+    metrics: Metrics = Metrics()
+
+    @field_validator("listeners")
+    @classmethod
+    def _some(cls, value: tuple[Listener, ...]) -> tuple[Listener, ...]:
+        if not value:
+            raise ValueError("at least one listener is needed")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        names = [e.name for e in self.engines]
+        if len(set(names)) != len(names):
+            raise ValueError("two engines have the same name")
+        taken: dict[str, str] = {}
+        for model, entry in self.models.items():
+            for alias in entry.aliases:
+                if alias in taken or alias in self.models:
+                    raise ValueError(f"the alias {alias} is taken by {taken.get(alias, 'a model of that name')}")
+                taken[alias] = model
+        if self.callers.anonymous.any_key and not all(x.address.loopback for x in self.listeners):
+            raise ValueError("callers.anonymous.any_key is for loopback listeners only")
+        return self
