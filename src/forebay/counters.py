@@ -63,7 +63,7 @@ class Family(Generic[S]):
         self.name = name
         self.help = text
         self.labels = labels
-        self._make = make
+        self._make: Callable[[], S] = make
         self._bound = bound
         self._series: dict[tuple[str, ...], S] = {}
 
@@ -79,7 +79,7 @@ class Family(Generic[S]):
             found = self._series.get(values)
             if found is not None:
                 return found
-        made = self._make()
+        made: S = self._make()
         self._series[values] = made
         return made
 

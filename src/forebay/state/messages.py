@@ -1,0 +1,117 @@
+"""What the processes of one host say to each other.
+
+Two channels, one framing (`state.channel`):
+
+- supervisor ↔ child: an inherited socket pair, fd number in `FOREBAY_CHANNEL`. The supervisor sends `Start`, later
+  `Reload` and `Drain`; the child answers `Ready` once. End of file means that the supervisor is gone: drain and leave.
+- admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`
+  and `SetKeys`; the worker answers each with `Snapshot` or `Done`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from forebay.ledger.records import KeyRecord
+
+
+class Start(msgspec.Struct, tag="start", frozen=True):
+    """Everything a child needs. `config` is the checked configuration as JSON, secrets resolved; it is not on disk."""
+
+    config: str
+    index: int
+    boot: str
+    """Identity of this run of the supervisor."""
+    fds: tuple[int, ...] = ()
+    """Listening sockets, in the order of `config.listeners` (worker) or one for the admin address (admin)."""
+    admin_url: str = ""
+
+
+class Reload(msgspec.Struct, tag="reload", frozen=True):
+    config: str
+
+
+class Drain(msgspec.Struct, tag="drain", frozen=True):
+    """Refuse new work, finish what runs until `deadline` seconds from now, then leave with exit code 0."""
+
+    deadline: float
+
+
+class Draining(msgspec.Struct, tag="draining", frozen=True):
+    """To the admin process: readiness is false from now on."""
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    pid: int
+
+
+class GetSnapshot(msgspec.Struct, tag="get_snapshot", frozen=True):
+    pass
+
+
+class SetKeys(msgspec.Struct, tag="set_keys", frozen=True):
+    version: int
+    keys: tuple[KeyRecord, ...]
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    pass
+
+
+class FamilySnapshot(msgspec.Struct, frozen=True):
+    name: str
+    help: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    edges: tuple[float, ...] = ()
+    values: tuple[tuple[tuple[str, ...], float], ...] = ()
+    """(label values, value) of a counter or gauge."""
+    histograms: tuple[tuple[tuple[str, ...], tuple[int, ...], float], ...] = ()
+    """(label values, counts by bucket with the last for +Inf, sum) of a histogram."""
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    name: str
+    url: str
+    healthy: bool
+    models: tuple[str, ...]
+    in_flight: int
+    why: str = ""
+    """What the last failed check said."""
+
+
+class Snapshot(msgspec.Struct, tag="snapshot", frozen=True):
+    """One worker, as it stands. `boot` differs after every start, so that counters can be carried over a crash."""
+
+    boot: str
+    pid: int
+    index: int
+    draining: bool
+    keys_version: int
+    families: tuple[FamilySnapshot, ...] = ()
+    engines: tuple[EngineState, ...] = ()
+
+
+Message = Start | Reload | Drain | Draining | Ready | GetSnapshot | SetKeys | Done | Snapshot
+
+
+def run_dir(state_dir: Path) -> Path:
+    """Sockets live here; mode 0700."""
+    return state_dir / "run"
+
+
+def worker_socket(state_dir: Path, index: int) -> Path:
+    return run_dir(state_dir) / f"worker-{index}.sock"
+
+
+def admin_socket(state_dir: Path) -> Path:
+    """The admin API over a Unix socket: what the command line talks to."""
+    return run_dir(state_dir) / "admin.sock"
+
+
+def keys_snapshot(state_dir: Path) -> Path:
+    """The last key list (hashes only), so that a worker can start while the database or the admin process is gone."""
+    return state_dir / "keys.snapshot"
