@@ -1,0 +1,545 @@
+"""One client connection: bytes in, requests out, one answer at a time back.
+
+Theory of operation. llhttp parses; a whole request goes into `_pending`; `_advance` hands the first one to the handler
+with a `Reply` and waits until that is ended. Reading goes on meanwhile, so that a client's leaving is seen at once;
+where a client sends too far ahead, reading is paused and the server watches for its leaving by other means.
+
+A client that closes its sending side (half-close) while it waits for an answer has left: at that instant it cannot be
+told from one that closed the connection, and an engine must not go on working for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, cast
+
+import httptools
+
+from forebay import errors
+from forebay.errors import Refusal
+from forebay.wire.head import block, status_line
+from forebay.wire.message import Peer, Request
+from forebay.wire.reply import Reply
+from forebay.wire.ticker import NEVER
+
+if TYPE_CHECKING:
+    from forebay.wire.server import Server
+
+LINGER_SECONDS = 2.0
+"""How long a refused connection is drained, so that the refusal is read before the close."""
+LINGER_BYTES = 32 << 20
+KEEPALIVE_DISCARD = 262_144
+"""A refused body up to this size is read and dropped, and the connection kept."""
+MIN_DRAINED = 4_096
+"""Bytes a slow client must take within the write time-out."""
+SLACK = 4_096
+FRAMING = 8
+"""Bytes on the wire for a byte of body: one-byte chunks take six."""
+
+_KEEP_IDLE, _KEEP_INTERVAL, _KEEP_COUNT = 15, 5, 3
+
+
+class Stage(Enum):
+    IDLE = auto()
+    HEAD = auto()
+    BODY = auto()
+    DEAF = auto()  # nothing more is parsed on this connection
+    LINGER = auto()  # the last answer is out; what still comes is dropped
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_body",
+        "_body_size",
+        "_drained_mark",
+        "_dropped",
+        "_headers",
+        "_last_words",
+        "_owes_continue",
+        "_parser",
+        "_peer",
+        "_pending",
+        "_read_paused",
+        "_reply",
+        "_request",
+        "_stage",
+        "_transport",
+        "_url",
+        "_wire_bytes",
+        "blocked",
+        "deadline",
+        "server",
+    )
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.blocked = False
+        self.deadline = NEVER
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._stage = Stage.IDLE
+        self._reply: Reply | None = None
+        self._pending: deque[Request] | None = None
+        self._request: Request | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._url = b""
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._dropped = 0
+        self._wire_bytes = 0
+        self._last_words: tuple[Refusal, Request | None] | None = None
+        self._owes_continue = False
+        self._read_paused = False
+        self._drained_mark = 0
+        self._peer: Peer | None = None
+
+    # --- asyncio.Protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=self.server.limits.write_buffer_bytes)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            _guard_against_vanished_peers(sock, self.server.timeouts.write)
+        if self.server.draining or not self.server.joined(self):
+            refusal = (
+                errors.draining()
+                if self.server.draining
+                else errors.overloaded(
+                    "too_many_connections",
+                    "This gateway holds as many connections as it may (limits.connections).",
+                    1.0,
+                )
+            )
+            self._speak(refusal, None)
+            transport.close()
+            self._stage = Stage.LINGER
+            return
+        self.deadline = self.server.ticker.now + self.server.timeouts.idle
+
+    def data_received(self, data: bytes) -> None:
+        server = self.server
+        server.counters.bytes_in += len(data)
+        stage = self._stage
+        if stage is Stage.IDLE:
+            self._stage = Stage.HEAD
+            self._wire_bytes = 0
+            if self._reply is None:
+                self.deadline = server.ticker.now + server.timeouts.header
+        elif stage is Stage.DEAF:
+            return
+        elif stage is Stage.LINGER:
+            self._wire_bytes += len(data)
+            if self._wire_bytes > LINGER_BYTES:
+                self.abort()
+            return
+        self._wire_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as e:
+            self._go_on_after_upgrade(data[e.args[0] :])
+        except httptools.HttpParserError as e:
+            self._misparsed(e)
+        stage = self._stage
+        if stage is Stage.HEAD or stage is Stage.BODY:
+            self._check_size(stage)
+        if self._reply is None and self._pending:
+            self._advance()
+
+    def eof_received(self) -> bool:
+        self._left()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._left()
+        if self._read_paused:
+            self.server.unwatch(self)
+        self._transport = None
+        self._parser = None
+        self._pending = None
+        self.deadline = NEVER
+        self.server.left(self)
+
+    def pause_writing(self) -> None:
+        self.blocked = True
+        transport = self._transport
+        self._drained_mark = transport.get_write_buffer_size() if transport is not None else 0
+        self.deadline = self.server.ticker.now + self.server.timeouts.write
+        reply = self._reply
+        if reply is not None and reply.on_pause is not None:
+            reply.on_pause()
+
+    def resume_writing(self) -> None:
+        self.blocked = False
+        reply = self._reply
+        if reply is None:
+            self._wait_for_more()
+            return
+        self.deadline = NEVER
+        if reply.on_resume is not None:
+            reply.on_resume()
+
+    # --- httptools' callbacks ----------------------------------------------------------------------------------------
+
+    def on_url(self, url: bytes) -> None:
+        if self._url:
+            url = self._url + url
+        self._url = url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._request is not None or self._stage is not Stage.HEAD:
+            return  # the trailers of a chunked body, or a head re-parsed after an ignored upgrade
+        headers = self._headers
+        self._headers = []
+        url, self._url = self._url, b""
+        parser = self._parser
+        server = self.server
+        fields = dict(headers)
+        version = parser.get_http_version()
+        path, _, query = url.partition(b"?")
+        if not path.startswith(b"/"):
+            path = _origin_form(path)
+        if self._peer is None:
+            self._peer = _peer_of(self._transport)
+        request = Request(parser.get_method(), path, query, headers, fields, self._peer, version == "1.0")
+        request.keep_alive = parser.should_keep_alive()
+        refusal = self._unsound(request, version)
+        if refusal is not None:
+            self._refuse(refusal, request)
+            return
+        self._request = request
+        self._stage = Stage.BODY
+        if server.draining:
+            refusal = errors.draining()
+            request.keep_alive = False
+        else:
+            refusal = server.handler.on_head(request)
+        length = int(fields.get(b"content-length", b"0"))
+        if refusal is None and length > server.limits.body_bytes:
+            refusal = errors.body_too_large(server.limits.body_bytes)
+        expects = b"expect" in fields
+        if refusal is not None:
+            unbounded = length > KEEPALIVE_DISCARD or b"transfer-encoding" in fields or expects
+            if unbounded or refusal.close:
+                self._refuse(refusal, request)
+                return
+            request.refusal = refusal
+        elif expects and (length or b"transfer-encoding" in fields) and not request.http10:
+            if self._reply is None:
+                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            else:
+                self._owes_continue = True
+        if self._reply is None:
+            self.deadline = server.ticker.now + server.timeouts.body
+
+    def on_body(self, data: bytes) -> None:
+        request = self._request
+        if request is None:
+            return
+        if request.refusal is not None:
+            self._dropped += len(data)
+            return
+        self._body_size += len(data)
+        if self._body_size > self.server.limits.body_bytes:
+            self._refuse(errors.body_too_large(self.server.limits.body_bytes), request)
+            return
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        request = self._request
+        if request is None:
+            return
+        self._request = None
+        body = self._body
+        if body:
+            request.body = body[0] if len(body) == 1 else b"".join(body)
+            self._body = []
+            self._body_size = 0
+        self._headers.clear()
+        self._dropped = 0
+        self._stage = Stage.IDLE if request.keep_alive else Stage.DEAF
+        self._wire_bytes = 0
+        if self._pending is None:
+            self._pending = deque()
+        self._pending.append(request)
+        if len(self._pending) > self.server.limits.pipelined and not self._read_paused:
+            self._pause_reading()
+
+    # --- for Reply ---------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is not None:
+            transport.write(data)
+
+    def ended(self, reply: Reply) -> None:
+        """The current answer is whole."""
+        self.server.counters.bytes_out += reply.sent
+        keep_alive = reply.request.keep_alive
+        self._reply = None
+        if not keep_alive or self.server.draining:
+            self._linger()
+            return
+        if not self.blocked:
+            self._wait_for_more()
+        if self._pending:
+            # Not from within the handler's own call: a row of short answers would nest.
+            asyncio.get_running_loop().call_soon(self._advance)
+        elif self._last_words is not None:
+            self._say_last_words()
+        elif self._owes_continue:
+            self._owes_continue = False
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def cut(self) -> None:
+        """The current answer will never be whole."""
+        if self._reply is not None:
+            self.server.counters.bytes_out += self._reply.sent
+            self._reply = None
+        self._stage = Stage.DEAF
+        if self._transport is not None:
+            self._transport.close()
+
+    def date(self) -> bytes:
+        return self.server.date
+
+    # --- for Server --------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return sock.fileno() if sock is not None else -1
+
+    def close_if_idle(self) -> None:
+        if self._reply is None and not self._pending and self._stage is Stage.IDLE and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        self._left()
+
+    def timed_out(self, now: float) -> None:
+        timeouts = self.server.timeouts
+        unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        if self.blocked or (unsent and self._stage is Stage.LINGER):
+            if self._drained_mark - unsent >= MIN_DRAINED:
+                self._drained_mark = unsent
+                self.deadline = now + timeouts.write
+            else:
+                self.abort()
+        elif self._stage is Stage.LINGER:
+            self.abort()
+        elif self._reply is not None:
+            self.deadline = NEVER
+        elif self._stage is Stage.HEAD:
+            self._refuse(errors.too_slow("request head", timeouts.header), None)
+        elif self._stage is Stage.BODY:
+            self._refuse(errors.too_slow("request body", timeouts.body), self._request)
+        elif self._transport is not None:
+            self._transport.close()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Hand over the next request."""
+        pending = self._pending
+        if self._reply is not None or not pending or self._transport is None:
+            return
+        request = pending.popleft()
+        if self._read_paused and not pending:
+            self._resume_reading()
+        reply = self._reply = Reply(self, request)
+        if not self.blocked:
+            self.deadline = NEVER
+        handler = self.server.handler
+        if request.refusal is not None:
+            reply.extra = handler.on_refused(request, request.refusal)
+            reply.refuse(request.refusal)
+            return
+        try:
+            handler.on_request(request, reply)
+        except Exception as e:
+            self.server.failed(e)
+            if reply.started:
+                reply.abort()
+            else:
+                reply.refuse(errors.internal("unknown"))
+
+    def _wait_for_more(self) -> None:
+        timeouts = self.server.timeouts
+        if self._stage is Stage.IDLE:
+            self.deadline = self.server.ticker.now + timeouts.idle
+        elif self._stage is Stage.LINGER:
+            self.deadline = self.server.ticker.now + LINGER_SECONDS
+        else:
+            self.deadline = self.server.ticker.now + (timeouts.header if self._stage is Stage.HEAD else timeouts.body)
+
+    def _left(self) -> None:
+        reply, self._reply = self._reply, None
+        self._pending = None
+        self._last_words = None
+        if reply is not None:
+            self.server.counters.bytes_out += reply.sent
+            reply.gone()
+
+    def _unsound(self, request: Request, version: str) -> Refusal | None:
+        """What llhttp lets pass and a gateway must not."""
+        fields = request.fields
+        if version not in ("1.1", "1.0"):
+            return errors.bad_http(f"version {version} is not spoken here, only 1.1 and 1.0", 505)
+        if len(request.headers) > self.server.limits.header_count:
+            return errors.headers_too_large(self.server.limits.header_bytes)
+        if self._wire_bytes > self.server.limits.header_bytes:
+            size = sum(len(n) + len(v) + 4 for n, v in request.headers) + len(request.path) + len(request.query)
+            if size > self.server.limits.header_bytes:
+                return errors.headers_too_large(self.server.limits.header_bytes)
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None:
+            if request.http10:
+                return errors.bad_http("Transfer-Encoding in an HTTP/1.0 request")
+            if coding.strip().lower() != b"chunked":
+                return errors.bad_http("the only Transfer-Encoding understood is chunked", 501)
+        if b"host" not in fields and not request.http10:
+            return errors.bad_http("an HTTP/1.1 request needs a Host header")
+        if len(fields) != len(request.headers):
+            names = [n for n, _ in request.headers]
+            for name in (b"host", b"authorization", b"content-type"):
+                if names.count(name) > 1:
+                    return errors.bad_http(f"more than one {name.decode()} header")
+        expect = fields.get(b"expect")
+        if expect is not None and expect.strip().lower() != b"100-continue":
+            return errors.bad_http("the only expectation understood is 100-continue", 417)
+        return None
+
+    def _check_size(self, stage: Stage) -> None:
+        """Bound what llhttp holds of an unfinished head, and what framing and trailers a body may bring along."""
+        limit = self.server.limits.header_bytes
+        if stage is Stage.HEAD and self._wire_bytes > limit + SLACK:
+            self._refuse(errors.headers_too_large(limit), None)
+        elif stage is Stage.BODY and self._wire_bytes > limit + SLACK + FRAMING * (self._body_size + self._dropped):
+            self._refuse(errors.bad_http("more framing than body"), self._request)
+
+    def _misparsed(self, error: Exception) -> None:
+        cause = error.__context__
+        if isinstance(error, httptools.HttpParserCallbackError) and cause is not None:
+            self.server.failed(cause)
+            self._refuse(errors.internal("unknown"), self._request)
+        elif self._stage is not Stage.DEAF and self._stage is not Stage.LINGER:
+            self.server.counters.bad_requests += 1
+            self._refuse(errors.bad_http(str(error).strip().rstrip(".") or "unreadable"), self._request)
+
+    def _go_on_after_upgrade(self, rest: bytes) -> None:
+        """llhttp stops at an Upgrade header; this server ignores the offer (RFC 9110 §7.8) and reads on."""
+        pending = self._pending
+        request = pending.pop() if pending else None
+        if request is None or request.method == b"CONNECT":
+            self._refuse(errors.bad_http("CONNECT is not spoken here", 405), request)
+            return
+        framing = [h for h in request.headers if h[0] in (b"content-length", b"transfer-encoding")]
+        self._parser = httptools.HttpRequestParser(self)
+        self._request = request
+        self._stage = Stage.BODY
+        request.keep_alive = request.keep_alive or not request.http10
+        try:
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n" + block(framing) + b"\r\n" + rest)
+        except httptools.HttpParserUpgrade as e:
+            self._go_on_after_upgrade(rest[e.args[0] :])
+        except httptools.HttpParserError as e:
+            self._misparsed(e)
+
+    def _refuse(self, refusal: Refusal, request: Request | None) -> None:
+        """Answer and close; behind answers that are still owed, if there are any."""
+        self._stage = Stage.DEAF
+        self._request = None
+        self._body = []
+        self._last_words = (refusal, request)
+        if self._reply is None and not self._pending:
+            self._say_last_words()
+
+    def _say_last_words(self) -> None:
+        words, self._last_words = self._last_words, None
+        if words is not None:
+            self._speak(*words)
+            self._linger()
+
+    def _speak(self, refusal: Refusal, request: Request | None) -> None:
+        extra = self.server.handler.on_refused(request, refusal)
+        body = refusal.body()
+        head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b%b%bconnection: close\r\n\r\n" % (
+            status_line(refusal.status),
+            len(body),
+            block(refusal.headers),
+            extra,
+            self.server.date,
+        )
+        self.server.counters.bytes_out += len(head) + len(body)
+        self.write(head if request is not None and request.method == b"HEAD" else head + body)
+
+    def _linger(self) -> None:
+        """Close in a way that lets the last answer arrive: a close with unread input resets the connection."""
+        transport = self._transport
+        if transport is None:
+            return
+        quiet = self._stage is Stage.IDLE
+        self._stage = Stage.LINGER
+        self._wire_bytes = 0
+        self._drained_mark = transport.get_write_buffer_size()
+        self.deadline = self.server.ticker.now + (self.server.timeouts.write if self._drained_mark else LINGER_SECONDS)
+        if self._read_paused:
+            self._resume_reading()
+        if quiet or not transport.can_write_eof():
+            transport.close()
+            return
+        with contextlib.suppress(OSError, RuntimeError):  # the peer may be gone already
+            transport.write_eof()
+
+    def _pause_reading(self) -> None:
+        self._read_paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self.server.watch(self)
+
+    def _resume_reading(self) -> None:
+        self._read_paused = False
+        self.server.unwatch(self)
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def __repr__(self) -> str:
+        waiting = len(self._pending) if self._pending else 0
+        return f"<Connection {self._stage.name.lower()} {self._reply or 'no reply'} +{waiting}>"
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path of an absolute-form target (RFC 9112 §3.2.2); anything else as it is."""
+    for scheme in (b"http://", b"https://"):
+        if target[: len(scheme)].lower() == scheme:
+            _, slash, path = target[len(scheme) :].partition(b"/")
+            return slash + path if slash else b"/"
+    return target
+
+
+def _peer_of(transport: asyncio.Transport | None) -> Peer:
+    name = transport.get_extra_info("peername") if transport is not None else None
+    tls = transport is not None and transport.get_extra_info("sslcontext") is not None
+    if isinstance(name, tuple):
+        address = str(name[0])
+        return Peer(address.removeprefix("::ffff:"), int(name[1]), tls)
+    return Peer("unix", 0, tls)
+
+
+def _guard_against_vanished_peers(sock: socket.socket, write_timeout: float) -> None:
+    """Let the kernel notice a peer that went without a word: probes when quiet, a bound on unacknowledged bytes."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_IDLE)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_INTERVAL)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_COUNT)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_timeout * 1000))

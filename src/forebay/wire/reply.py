@@ -1,0 +1,145 @@
+"""The writing side of one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from forebay.errors import Refusal
+from forebay.wire.head import block, status_line
+from forebay.wire.message import Request
+
+
+class Outlet(Protocol):
+    """What a reply needs of its connection."""
+
+    blocked: bool
+
+    def write(self, data: bytes) -> None: ...
+    def ended(self, reply: Reply) -> None: ...
+    def cut(self) -> None: ...
+    def date(self) -> bytes: ...
+
+
+class Reply:
+    """The writing side of one answer. After the client has left every method does nothing.
+
+    `on_gone` is called once if the client leaves before `end`; `on_pause` and `on_resume` when its buffer is full and
+    when it has room again. `extra` is a header block added to the head.
+    """
+
+    __slots__ = ("_chunked", "_connection", "extra", "on_gone", "on_pause", "on_resume", "request", "sent", "started")
+
+    def __init__(self, connection: Outlet, request: Request) -> None:
+        self._connection: Outlet | None = connection
+        self.request = request
+        self._chunked = False
+        self.started = False
+        self.sent = 0
+        self.extra = b""
+        self.on_gone: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def paused(self) -> bool:
+        return self._connection is not None and self._connection.blocked
+
+    def send(self, status: int, headers: bytes, body: bytes) -> None:
+        """A whole answer; `headers` is a block without Content-Length."""
+        connection = self._connection
+        if connection is None:
+            return
+        self.started = True
+        request = self.request
+        data = b"%bcontent-length: %d\r\n%b%b%b%b\r\n" % (
+            status_line(status),
+            len(body),
+            headers,
+            self.extra,
+            connection.date(),
+            b"" if request.keep_alive else b"connection: close\r\n",
+        )
+        if request.method != b"HEAD":
+            data += body
+        self.sent = len(data)
+        connection.write(data)
+        self._connection = None
+        connection.ended(self)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The refusal as the whole answer. Raises RuntimeError where the answer has begun."""
+        if self.started:
+            raise RuntimeError("an answer that has begun cannot be refused")
+        if refusal.close:
+            self.request.keep_alive = False
+        self.send(refusal.status, b"content-type: application/json\r\n" + block(refusal.headers), refusal.body())
+
+    def start(self, status: int, headers: bytes, length: int | None = None) -> None:
+        """The head of an answer that is written in pieces: `length` bytes of body, or chunked."""
+        connection = self._connection
+        if connection is None:
+            return
+        self.started = True
+        request = self.request
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif request.http10:
+            framing = b""
+            request.keep_alive = False
+        else:
+            framing = b"transfer-encoding: chunked\r\n"
+            self._chunked = True
+        data = b"%b%b%b%b%b%b\r\n" % (
+            status_line(status),
+            headers,
+            framing,
+            self.extra,
+            connection.date(),
+            b"" if request.keep_alive else b"connection: close\r\n",
+        )
+        self.sent += len(data)
+        connection.write(data)
+
+    def write(self, data: bytes) -> None:
+        """A piece of the body; not empty."""
+        connection = self._connection
+        if connection is None:
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self.sent += len(data)
+        connection.write(data)
+
+    def end(self) -> None:
+        """The answer is whole."""
+        connection = self._connection
+        if connection is None:
+            return
+        if self._chunked:
+            connection.write(b"0\r\n\r\n")
+            self.sent += 5
+        self._connection = None
+        connection.ended(self)
+
+    def abort(self) -> None:
+        """The answer is not whole and must not look so: what is written is flushed, then the connection closes."""
+        connection = self._connection
+        if connection is None:
+            return
+        self._connection = None
+        connection.cut()
+
+    def gone(self) -> None:
+        """For the connection: its client left."""
+        self._connection = None
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def __repr__(self) -> str:
+        how = "open" if self._connection is not None else "ended"
+        return f"<Reply {how}{' started' if self.started else ''} {self.sent} B>"

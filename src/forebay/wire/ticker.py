@@ -1,0 +1,46 @@
+"""One coarse clock for every time-out of an event loop.
+
+A timer a connection costs more than the bytes it guards. So a deadline is a float on the object it belongs to, and the
+ticker looks at all of them a few times a second: a time-out fires at most one period late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+PERIOD = 0.25
+"""Seconds between two looks."""
+
+NEVER = float("inf")
+
+
+class Ticker:
+    """Calls its sweepers every `PERIOD` with the time, and keeps `now` for whoever needs it only that exactly."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._sweepers: list[Callable[[float], None]] = []
+        self._handle: asyncio.TimerHandle | None = None
+        self.now = loop.time()
+
+    def add(self, sweeper: Callable[[float], None]) -> None:
+        self._sweepers.append(sweeper)
+
+    def remove(self, sweeper: Callable[[float], None]) -> None:
+        self._sweepers.remove(sweeper)
+
+    def start(self) -> None:
+        self.now = self._loop.time()
+        self._handle = self._loop.call_later(PERIOD, self._tick)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _tick(self) -> None:
+        self._handle = self._loop.call_later(PERIOD, self._tick)
+        self.now = now = self._loop.time()
+        for sweep in tuple(self._sweepers):
+            sweep(now)
