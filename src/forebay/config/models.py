@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import json
 import os
 import re
 from enum import StrEnum
@@ -16,6 +17,9 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from forebay.errors import shown
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
 Secret = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
@@ -40,18 +44,31 @@ class Class(StrEnum):
 _RANKS = {Class.VIP: 0, Class.NORMAL: 1, Class.LOW: 2}
 
 
+def _clash(text: str) -> PydanticCustomError:
+    """Fields that are each right and do not fit together. The loader finds these by itself, each with its line."""
+    return PydanticCustomError("clash", "{text}", {"text": text})
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
 
-_HOST_PORT = re.compile(r"^(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})$")
+_HOST_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
+
+
+def _is_v6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 class Address(Section):
     """Where to listen: `host:port`, `[v6]:port` or `unix:/path`."""
 
     host: str = ""
-    port: int = 0
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
     unix: str = ""
 
     @classmethod
@@ -62,15 +79,25 @@ class Address(Section):
             if not path.startswith("/") or len(path.encode()) > 100:
                 raise ValueError("a Unix socket is written unix:/absolute/path, at most 100 bytes long")
             return cls(unix=path)
-        m = _HOST_PORT.match(text)
-        if m is None or not 0 <= int(m["port"]) <= 65_535:
+        m = _HOST_PORT.fullmatch(text)
+        if m is None or int(m["port"]) > 65_535 or (m["v6"] and not _is_v6(m["v6"])):
             raise ValueError("an address is written host:port (port 0 to 65535), [v6]:port or unix:/absolute/path")
         return cls(host=m["v6"] or m["host"], port=int(m["port"]))
 
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        return cls.parse(value).model_dump() if isinstance(value, str) else value
+        if isinstance(value, str):
+            return cls.parse(value).model_dump()
+        if not isinstance(value, dict | Address):
+            raise ValueError("an address is written host:port (port 0 to 65535), [v6]:port or unix:/absolute/path")
+        return value
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Address:
+        if bool(self.host) == bool(self.unix):
+            raise ValueError("an address has either a host and a port or a unix path")
+        return self
 
     @property
     def loopback(self) -> bool:
@@ -93,14 +120,23 @@ class ServerTLS(Section):
     key: Path
     """PEM file: the private key."""
     key_password: Secret | None = Field(default=None, repr=False)
+    """Opens an encrypted private key; write ${VAR}."""
     client_ca: Path | None = None
     """PEM file: when given, clients must show a certificate signed by it."""
     min_version: Literal["1.2", "1.3"] = "1.2"
+    """Oldest TLS version a client may speak."""
+
+    @field_validator("min_version", mode="before")
+    @classmethod
+    def _version(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, float) else value  # YAML reads a bare 1.2 as a number
 
 
 class Listener(Section):
     address: Address
+    """`host:port`, `[v6]:port` or `unix:/path`."""
     tls: ServerTLS | None = None
+    """Serve HTTPS; without it, HTTP."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or CIDR ranges whose X-Forwarded-For is believed; `unix` trusts peers of a Unix socket."""
 
@@ -108,8 +144,11 @@ class Listener(Section):
     @classmethod
     def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for v in value:
-            if v != "unix":
-                ipaddress.ip_network(v, strict=False)
+            try:
+                if v != "unix":
+                    ipaddress.ip_network(v, strict=False)
+            except ValueError:
+                raise ValueError(f"'{shown(v)}' is neither an address, a CIDR range nor the word unix") from None
         return value
 
 
@@ -122,6 +161,9 @@ class ClientTLS(Section):
     """False accepts any certificate; said in the log at every start."""
 
 
+_VISIBLE = re.compile(r"[!-~]+")
+
+
 class EngineKind(StrEnum):
     VLLM = "vllm"
     OPENAI = "openai"
@@ -129,14 +171,17 @@ class EngineKind(StrEnum):
 
 class Engine(Section):
     name: Name
+    """Its label in metrics, logs and headers."""
     url: str
     """http:// or https:// and a host, without `/v1`; a path is kept as a prefix."""
     kind: EngineKind = EngineKind.VLLM
+    """What it is: its metrics, health check and refusals are read accordingly."""
     models: tuple[Name, ...] = ()
     """Models it serves, by the engine's own names; empty: asked of the engine at /v1/models."""
     api_key: Secret | None = Field(default=None, repr=False)
     """Sent upstream as a bearer token; write ${VAR}."""
     tls: ClientTLS = ClientTLS()
+    """How an https:// url is verified."""
     max_connections: Annotated[int, Field(ge=1, le=65_535)] = 8_192
     """Most connections open to it at once, idle ones included."""
     max_idle: Annotated[int, Field(ge=0, le=65_535)] = 256
@@ -144,24 +189,37 @@ class Engine(Section):
     health_interval: Seconds = 2.0
     """Seconds between health checks."""
     health_timeout: Seconds = 2.0
+    """A health check that takes longer has failed."""
     unhealthy_after: Annotated[int, Field(ge=1, le=100)] = 2
     """Consecutive failed checks before it is taken out."""
 
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
-        u = urlsplit(value)
-        if u.scheme not in ("http", "https") or not u.hostname:
+        try:
+            u = urlsplit(value)
+        except ValueError:
+            raise ValueError("an engine's url starts with http:// or https:// and names a host") from None
+        if u.scheme not in ("http", "https") or not u.hostname or not _VISIBLE.fullmatch(value):
             raise ValueError("an engine's url starts with http:// or https:// and names a host")
         if u.query or u.fragment or u.username or u.password:
             raise ValueError("an engine's url has no query, fragment or user; put the key in api_key")
         if u.path.rstrip("/").endswith("/v1"):
             raise ValueError("leave /v1 off: it is added to each request's path")
         try:
-            _ = u.port
+            port = u.port
         except ValueError:
-            raise ValueError("an engine's url has a port from 1 to 65535") from None
+            port = 0
+        if port == 0:
+            raise ValueError("an engine's url has a port from 1 to 65535")
         return value.rstrip("/")
+
+    @field_validator("api_key")
+    @classmethod
+    def _sendable(cls, value: str | None) -> str | None:
+        if value is not None and not _VISIBLE.fullmatch(value):
+            raise ValueError("an api_key is printable ASCII without spaces or line ends")
+        return value
 
 
 class Model(Section):
@@ -178,6 +236,10 @@ class Model(Section):
         fixed = {"model", "messages", "prompt", "input", "stream", "stream_options"} & value.keys()
         if fixed:
             raise ValueError(f"{', '.join(sorted(fixed))} cannot have a default")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError("a default must be a value that JSON has: no .nan, no .inf") from None
         return value
 
 
@@ -185,15 +247,21 @@ class Key(Section):
     """A key kept in the configuration (its text in the environment) instead of the database."""
 
     name: Name
+    """Its label in logs and reports."""
     key: Secret = Field(repr=False)
     """Its text, at least 20 characters; write ${VAR}."""
     organisation: Name = "default"
+    """Whom its use is booked to, from the top: organisation, department, project, user."""
     department: Name | None = None
+    """Within the organisation."""
     project: Name | None = None
+    """Within the department."""
     user: Name | None = None
+    """Within the project."""
     models: tuple[Name, ...] = ()
     """Models or aliases it may use; empty: all."""
     class_: Class = Field(default=Class.NORMAL, alias="class")
+    """Priority class, best first: vip, normal, low."""
     may_raise_class: bool = False
     """True lets X-Priority / X-User-Tier raise the class as well as lower it."""
 
@@ -204,7 +272,7 @@ class Key(Section):
     @field_validator("key")
     @classmethod
     def _long_enough(cls, value: str) -> str:
-        if len(value) < 20 or not value.isascii() or not value.isprintable() or " " in value:
+        if len(value) < 20 or not _VISIBLE.fullmatch(value):
             raise ValueError("a key is at least 20 printable ASCII characters without spaces")
         return value
 
@@ -218,7 +286,9 @@ class Anonymous(Section):
     any_key: bool = False
     """Serve callers whose key is unknown, as anonymous: for a laptop, never for a network."""
     class_: Class = Field(default=Class.LOW, alias="class")
+    """Priority class of callers without a key."""
     models: tuple[Name, ...] = ()
+    """Models or aliases they may use; empty: all."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, populate_by_name=True
@@ -227,13 +297,15 @@ class Anonymous(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Anonymous:
         if self.any_key and not self.enabled:
-            raise ValueError("any_key needs enabled: true")
+            raise _clash("any_key needs enabled: true")
         return self
 
 
 class Callers(Section):
     anonymous: Anonymous = Anonymous()
+    """Callers without a key."""
     keys: tuple[Key, ...] = ()
+    """Keys kept here; others are made with `forebay key create`."""
     failed_keys_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 30
     """Requests with an unknown key an address may make in a minute before it gets 429."""
 
@@ -241,16 +313,19 @@ class Callers(Section):
     def _unique(self) -> Callers:
         names = [k.name for k in self.keys]
         if len(set(names)) != len(names):
-            raise ValueError("two keys have the same name")
+            raise _clash("two keys have the same name")
         if len({k.sha256() for k in self.keys}) != len(names):
-            raise ValueError("two keys have the same text")
+            raise _clash("two keys have the same text")
         return self
 
 
 class Limits(Section):
     header_bytes: Annotated[int, Field(ge=1_024, le=1 << 20)] = 32_768
+    """Largest request head."""
     header_count: Annotated[int, Field(ge=8, le=1_000)] = 100
+    """Most header fields in a request."""
     body_bytes: Annotated[int, Field(ge=1_024, le=1 << 30)] = 8 << 20
+    """Largest request body."""
     response_bytes: Annotated[int, Field(ge=65_536, le=1 << 32)] = 64 << 20
     """Largest unary answer passed on."""
     error_bytes: Annotated[int, Field(ge=1_024, le=16 << 20)] = 65_536
@@ -306,6 +381,7 @@ class Logging(Section):
     format: Literal["json", "pretty", "auto"] = "auto"
     """auto: pretty on a terminal, JSON elsewhere."""
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe line written."""
     requests: bool = True
     """One line a request."""
     bodies: bool = False
@@ -321,11 +397,17 @@ class Metrics(Section):
 
 def default_state_dir() -> Path:
     base = os.environ.get("STATE_DIRECTORY") or os.environ.get("XDG_STATE_HOME")
-    return Path(base) / "forebay" if base else Path.home() / ".local" / "state" / "forebay"
+    if base:
+        return Path(base) / "forebay"
+    try:
+        return Path.home() / ".local" / "state" / "forebay"
+    except RuntimeError:  # a container's user without a home
+        return Path("/var/lib/forebay")
 
 
 class Config(Section):
     listeners: tuple[Listener, ...] = (Listener(address=Address(host="127.0.0.1", port=8080)),)
+    """Where clients call; each may have TLS of its own."""
     admin: Address = Address(host="127.0.0.1", port=8081)
     """Health, readiness, metrics."""
     state_dir: Path = Field(default_factory=default_state_dir)
@@ -333,14 +415,23 @@ class Config(Section):
     database: str = Field(default="", repr=False)
     """SQLAlchemy URL; empty: SQLite in state_dir."""
     engines: tuple[Engine, ...] = ()
+    """The engines behind the gateway."""
     models: dict[Name, Model] = {}
+    """Aliases and defaults, by the engine's own model name."""
     callers: Callers = Callers()
+    """Who may call."""
     limits: Limits = Limits()
+    """Bounds on sizes and counts."""
     timeouts: Timeouts = Timeouts()
+    """Bounds on waits, in seconds."""
     retries: Retries = Retries()
+    """Second tries on another engine."""
     cors: Cors = Cors()
+    """Calls from browsers."""
     logging: Logging = Logging()
+    """What is logged, and how."""
     metrics: Metrics = Metrics()
+    """Edges of the latency histograms."""
 
     @field_validator("listeners")
     @classmethod
@@ -353,13 +444,13 @@ class Config(Section):
     def _consistent(self) -> Config:
         names = [e.name for e in self.engines]
         if len(set(names)) != len(names):
-            raise ValueError("two engines have the same name")
+            raise _clash("two engines have the same name")
         taken: dict[str, str] = {}
         for model, entry in self.models.items():
             for alias in entry.aliases:
                 if alias in taken or alias in self.models:
-                    raise ValueError(f"the alias {alias} is taken by {taken.get(alias, 'a model of that name')}")
+                    raise _clash(f"the alias {alias} is taken by {taken.get(alias, 'a model of that name')}")
                 taken[alias] = model
         if self.callers.anonymous.any_key and not all(x.address.loopback for x in self.listeners):
-            raise ValueError("callers.anonymous.any_key is for loopback listeners only")
+            raise _clash("callers.anonymous.any_key is for loopback listeners only")
         return self

@@ -1,0 +1,3 @@
+from forebay.cli.main import main
+
+main()

@@ -1,0 +1,110 @@
+"""What is legal in a configuration and probably not meant."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from forebay.config.document import Node, Path, Trouble
+from forebay.config.models import Config
+
+
+def cautions(config: Config, tree: Node | None) -> Iterator[Trouble]:
+    """`tree` is the text's, where there is one: what was written out instead of taken from a variable is told by it."""
+    yield from _engines(config, tree)
+    yield from _models(config)
+    yield from _callers(config, tree)
+    yield from _timeouts(config)
+    if tree is not None and (url := tree.child("database")) and url.written is None and _has_password(config.database):
+        yield Trouble(0, ("database",), "the password is readable in the file; write ${VAR}")
+    if not config.admin.loopback:
+        yield Trouble(0, ("admin",), "the admin port is open to the network, without keys", str(config.admin))
+    if config.logging.bodies:
+        yield Trouble(0, ("logging", "bodies"), "prompts and answers are written to the log")
+
+
+def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
+    for index, engine in enumerate(config.engines):
+        at: Path = ("engines", index)
+        url = urlsplit(engine.url)
+        if engine.api_key is not None:
+            if url.scheme == "http" and not _loopback(url.hostname or ""):
+                yield Trouble(0, (*at, "url"), "api_key crosses the network unencrypted; use https://", engine.url)
+            if _in_the_open(tree, (*at, "api_key")):
+                yield Trouble(0, (*at, "api_key"), "the key is readable in the file; write ${VAR}")
+        if url.scheme == "https" and not engine.tls.verify:
+            yield Trouble(0, (*at, "tls", "verify"), "any certificate is accepted, an impostor's too")
+        if url.scheme == "http" and engine.tls.model_fields_set:
+            yield Trouble(0, (*at, "tls"), "not used: the url is http://")
+        if engine.max_idle > engine.max_connections:
+            yield Trouble(
+                0, (*at, "max_idle"), f"more than max_connections ({engine.max_connections:,})", f"{engine.max_idle:,}"
+            )
+
+
+def _models(config: Config) -> Iterator[Trouble]:
+    if not config.engines or not all(engine.models for engine in config.engines):
+        return
+    served = {name for engine in config.engines for name in engine.models}
+    for name in config.models:
+        if name not in served:
+            yield Trouble(0, ("models", name), "no engine lists this model", allowed=", ".join(sorted(served)))
+    known = served | {alias for name in config.models for alias in config.models[name].aliases}
+    groups: list[tuple[Path, tuple[str, ...]]] = [
+        (("callers", "keys", index, "models"), key.models) for index, key in enumerate(config.callers.keys)
+    ]
+    groups.append((("callers", "anonymous", "models"), config.callers.anonymous.models))
+    for path, names in groups:
+        for index, name in enumerate(names):
+            if name not in known:
+                yield Trouble(0, (*path, index), "neither a model of an engine nor an alias", f"'{name}'")
+
+
+def _callers(config: Config, tree: Node | None) -> Iterator[Trouble]:
+    for index in range(len(config.callers.keys)):
+        path: Path = ("callers", "keys", index, "key")
+        if _in_the_open(tree, path):
+            yield Trouble(0, path, "the key is readable in the file; write ${VAR}")
+    for index, listener in enumerate(config.listeners):
+        at: Path = ("listeners", index)
+        if listener.tls and _in_the_open(tree, (*at, "tls", "key_password")):
+            yield Trouble(0, (*at, "tls", "key_password"), "the password is readable in the file; write ${VAR}")
+        if not listener.address.loopback and config.callers.anonymous.enabled:
+            message = "anyone who reaches this address is served (callers.anonymous.enabled)"
+            yield Trouble(0, (*at, "address"), message, str(listener.address))
+
+
+def _timeouts(config: Config) -> Iterator[Trouble]:
+    times = config.timeouts
+    if times.upstream_idle > times.upstream_age:
+        message = f"no use over upstream_age ({times.upstream_age:g} s)"
+        yield Trouble(0, ("timeouts", "upstream_idle"), message, f"{times.upstream_idle:g}")
+    if times.connect > times.first_byte:
+        message = f"no use over first_byte ({times.first_byte:g} s)"
+        yield Trouble(0, ("timeouts", "connect"), message, f"{times.connect:g}")
+    for index, engine in enumerate(config.engines):
+        if engine.health_timeout > 10 * engine.health_interval:
+            message = f"over ten times health_interval ({engine.health_interval:g} s)"
+            yield Trouble(0, ("engines", index, "health_timeout"), message, f"{engine.health_timeout:g}")
+
+
+def _in_the_open(tree: Node | None, path: Path) -> bool:
+    node = tree.child(*path) if tree else None
+    return node is not None and node.value is not None and node.written is None
+
+
+def _has_password(url: str) -> bool:
+    try:
+        return bool(urlsplit(url).password)
+    except ValueError:
+        return False
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,123 @@
+"""`forebay.yaml` from text to a checked `Config`, with every problem in it at once.
+
+Relative paths in a file are relative to the file's folder; `~` is the user's home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from forebay.config import document
+from forebay.config.advise import cautions
+from forebay.config.checks import clashes, tls_files
+from forebay.config.document import MAX_BYTES, Node, Trouble, dotted
+from forebay.config.explain import explain
+from forebay.config.models import Config
+from forebay.config.problems import ConfigError, Problem, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A configuration with the text that it came from."""
+
+    config: Config
+    name: str
+    tree: Node
+
+
+def load(path: Path, env: Mapping[str, str]) -> Config:
+    """Raises ConfigError with every problem, an unreadable file among them."""
+    return read(path, env).config
+
+
+def loads(text: str, name: str, env: Mapping[str, str], *, base: Path | None = None) -> Config:
+    """As `load`, for text; `name` stands in messages for the file, `base` is the folder of relative paths."""
+    return _read(text, name, env, base).config
+
+
+def read(path: Path, env: Mapping[str, str]) -> Source:
+    """As `load`, keeping the lines for `advise`."""
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as e:
+        raise ConfigError([Problem(name, 0, "", f"cannot be read: {e.strerror or e}")]) from None
+    text = document.decode(data)
+    if isinstance(text, Trouble):
+        raise ConfigError(_problems(name, [text]))
+    return _read(text, name, env, path.parent)
+
+
+def advise(config: Config, source: Source | None = None) -> list[Problem]:
+    """Warnings. With its source they have lines, and secrets written into the file are among them."""
+    tree = source.tree if source else None
+    name = source.name if source else "configuration"
+    found = [
+        Problem(
+            file=name,
+            line=tree.nearest(caution.path).line if tree and tree.child(*caution.path[:1]) else 0,
+            key=dotted(caution.path),
+            message=caution.message,
+            found=caution.found,
+            allowed=caution.allowed,
+            severity=Severity.WARNING,
+        )
+        for caution in cautions(config, tree)
+    ]
+    return sorted(found, key=lambda problem: problem.line)
+
+
+def _read(text: str, name: str, env: Mapping[str, str], base: Path | None) -> Source:
+    tree, troubles = document.parse(text)
+    troubles += document.interpolate(tree, env)
+    _anchor_paths(tree, base)
+    spoilt = {trouble.path for trouble in troubles if trouble.spoils}
+    together = [*clashes(tree), *tls_files(tree)]
+    config: Config | None = None
+    try:
+        config = Config.model_validate(tree.plain())
+    except ValidationError as e:
+        for error in e.errors(include_url=False, include_input=False):
+            if error["loc"] in spoilt or (error["type"] == "clash" and (together or troubles)):
+                continue
+            troubles.append(explain(error, tree))
+    troubles += together
+    if config is None or troubles:
+        raise ConfigError(_problems(name, troubles))
+    return Source(config, name, tree)
+
+
+def _problems(name: str, troubles: Iterable[Trouble]) -> list[Problem]:
+    return [Problem(name, t.line, dotted(t.path), t.message, t.found, t.allowed) for t in troubles]
+
+
+def _anchor_paths(tree: Node, base: Path | None) -> None:
+    def anchor(node: Node | None) -> None:
+        if node and isinstance(node.value, str) and node.value and "-----BEGIN" not in node.value:
+            node.value = _anchored(node.value, base)
+
+    anchor(tree.child("state_dir"))
+    for listener in _items(tree, "listeners"):
+        for field in ("cert", "key", "client_ca"):
+            anchor(listener.child("tls", field))
+    for engine in _items(tree, "engines"):
+        anchor(engine.child("tls", "ca"))
+
+
+def _anchored(text: str, base: Path | None) -> str:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        path = Path(text)
+    return str(base / path) if base else str(path)
+
+
+def _items(tree: Node, section: str) -> list[Node]:
+    node: Any = tree.child(section)
+    return node.children() if node else []
