@@ -158,16 +158,23 @@ def split(block: bytes) -> list[bytes]:
 
 def count(block: bytes) -> int:
     """How many events of a block have data. Raises ValueError where the last event is not whole."""
-    n = block.count(b"\n\ndata:") + block.startswith(b"data:")
-    # Two LFs an event and no CR: no line but one `data` line and the blank one in each.
-    if block.count(b"\n") == 2 * n and b"\r" not in block and block.endswith(b"\n\n"):
-        return n
+    if block.endswith(b"\n\n") and block.find(b"\r") < 0:
+        if block.find(b"\n") == len(block) - 2 and block.startswith(b"data:"):
+            return 1
+        n = block.count(b"\n\ndata:") + block.startswith(b"data:")
+        if block.count(b"\n") == 2 * n:  # no line but one `data` line and the blank one in each
+            return n
     return sum(data_of(event) is not None for event in split(block))
 
 
 def data_of(event: bytes) -> bytes | None:
     """The payload: the values of the `data` lines joined by LF; None where there is no such line."""
-    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+    if (
+        event.startswith(b"data: ")
+        and event.endswith(b"\n\n")
+        and event.find(b"\n") == len(event) - 2
+        and event.find(b"\r") < 0
+    ):
         return event[6:-2]
     values = [value for name, value in _fields(event) if name == b"data"]
     return b"\n".join(values) if values else None

@@ -28,7 +28,9 @@ class Ticker:
         self._sweepers.append(sweeper)
 
     def remove(self, sweeper: Callable[[float], None]) -> None:
-        self._sweepers.remove(sweeper)
+        """Nothing happens where it is not there any more."""
+        if sweeper in self._sweepers:
+            self._sweepers.remove(sweeper)
 
     def start(self) -> None:
         self.now = self._loop.time()

@@ -1,0 +1,232 @@
+"""OpenAI's request and response shapes, as far as the gateway acts on them; every other byte passes through.
+
+Decoding is strict about the few fields read and blind to the rest. Where a field must change, the body is taken apart
+one level deep (`rewritten`) so that no value the gateway does not own is re-encoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from forebay import errors
+from forebay.errors import Refusal
+
+Raw = msgspec.Raw
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Body(msgspec.Struct, frozen=True):
+    """The fields of any generating request that the gateway reads. `content` is what the route calls it:
+    messages, prompt or input."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+
+
+class ChatBody(Body, frozen=True):
+    messages: Raw | None = None
+
+
+class CompletionBody(Body, frozen=True):
+    prompt: Raw | None = None
+
+
+class EmbeddingBody(msgspec.Struct, frozen=True):
+    model: str | None = None
+    input: Raw | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+
+
+AnyBody = ChatBody | CompletionBody | EmbeddingBody
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts as an engine reports them."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: dict[str, Any] | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        found = (self.prompt_tokens_details or {}).get("cached_tokens")
+        return found if isinstance(found, int) else 0
+
+
+class Choice(msgspec.Struct, frozen=True):
+    delta: dict[str, Any] | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_content(self) -> bool:
+        """Content, reasoning, a tool call or an end: anything but a role."""
+        if self.finish_reason is not None or self.text:
+            return True
+        return self.delta is not None and any(
+            v is not None and v != "" and v != [] for k, v in self.delta.items() if k != "role"
+        )
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One event of a stream. Unknown shapes decode to an empty one."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+    code: Any = None
+    object: str | None = None
+
+    @property
+    def has_content(self) -> bool:
+        return any(c.has_content for c in self.choices or ())
+
+    @property
+    def is_error(self) -> bool:
+        return self.error is not None or self.object == "error"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A unary answer."""
+
+    usage: Usage | None = None
+    choices: list[Choice] | None = None
+
+
+_chunk_decoder = msgspec.json.Decoder(Chunk)
+_answer_decoder = msgspec.json.Decoder(Answer)
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+_WRONG_TYPE: Final = re.compile(r"Expected `(?P<wanted>[^`]+)`, got `(?P<got>[^`]+)`(?: - at `\$\.?(?P<at>[^`]*)`)?")
+_NAMES: Final = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "an array",
+    "null": "null",
+}
+_FIRST_BYTE: Final = {ord("{"): "an object", ord('"'): "a string", ord("t"): "a boolean", ord("f"): "a boolean"}
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    """`body` as the decoder's struct. Raises Refusal: not UTF-8, not JSON, not an object, a field of the wrong type."""
+    if not body:
+        raise errors.bad_json("it is empty")
+    try:
+        if not body.isascii():
+            body.decode()
+        return decoder.decode(body)
+    except UnicodeDecodeError as e:
+        raise errors.bad_json(f"it is not UTF-8 (byte {e.start})") from None
+    except msgspec.ValidationError as e:
+        raise _wrong_type(str(e)) from None
+    except msgspec.DecodeError as e:
+        raise errors.bad_json(str(e).removeprefix("JSON is malformed: ")) from None
+    except RecursionError:
+        raise errors.bad_json("it is nested too deeply") from None
+
+
+def _named(kinds: str) -> str:
+    parts = [_NAMES.get(k.strip(), k.strip()) for k in kinds.split("|")]
+    return " or ".join(p for p in parts if p != "null") or "null"
+
+
+def _wrong_type(text: str) -> Refusal:
+    m = _WRONG_TYPE.search(text)
+    if m is None:
+        return errors.bad_request(f"The body is not as expected: {text}.", code="wrong_type")
+    field = m["at"] or ""
+    if not field:
+        return errors.bad_request(f"The body must be a JSON object, not {_named(m['got'])}.", code="wrong_type")
+    return errors.wrong_type(field, _named(m["wanted"]), _named(m["got"]))
+
+
+def check_content(field: str, raw: Raw | None, *, kinds: bytes) -> None:
+    """The content field is there, of one of the kinds given by their first byte, and not empty. Raises Refusal."""
+    if raw is None:
+        raise errors.missing_field(field, _FIXES[field])
+    view = memoryview(raw)
+    first = view[0]
+    if first == ord("n"):
+        raise errors.missing_field(field, _FIXES[field])
+    if first not in kinds:
+        wanted = " or ".join({ord("["): "an array", ord('"'): "a string"}[k] for k in kinds)
+        raise errors.wrong_type(field, wanted, _FIRST_BYTE.get(first, "a number"))
+    if first == ord("[") and len(view) < 64 and not bytes(view).strip(b"[] \t\r\n"):
+        raise errors.bad_request(f"'{field}' must not be empty.", param=field, code="missing_field")
+
+
+_FIXES: Final = {
+    "model": "the name of the model to use, see GET /v1/models",
+    "messages": 'an array such as [{"role": "user", "content": "…"}]',
+    "prompt": "a string, or an array of strings or tokens",
+    "input": "a string, or an array of strings or tokens",
+}
+
+
+def require_model(model: str | None) -> str:
+    """Raises Refusal where the model is missing."""
+    if not model:
+        raise errors.missing_field("model", _FIXES["model"])
+    return model
+
+
+def rewritten(body: bytes, replace: Mapping[str, bytes], defaults: Mapping[str, bytes]) -> bytes:
+    """`body` with the fields of `replace` set, and those of `defaults` set where it has none. Values are JSON. Every
+    other value keeps its bytes; of a key given twice the last counts."""
+    fields: dict[str, Raw] = _fields_decoder.decode(body)
+    for name, value in defaults.items():
+        if name not in fields:
+            fields[name] = Raw(value)
+    for name, value in replace.items():
+        fields[name] = Raw(value)
+    return msgspec.json.encode(fields)
+
+
+def with_first_field(body: bytes, field: bytes) -> bytes:
+    """`body`, an object that is not empty, with one more field at its front: cheaper than taking it apart."""
+    brace = body.index(b"{") + 1
+    return b"%b%b,%b" % (body[:brace], field, body[brace:])
+
+
+def chunk(data: bytes) -> Chunk | None:
+    """A stream event's data as far as it is understood; None where it is no such JSON."""
+    try:
+        return _chunk_decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def answer(body: bytes) -> Answer | None:
+    """A unary answer as far as it is understood; None where it is no JSON object."""
+    try:
+        return _answer_decoder.decode(body)
+    except msgspec.ValidationError:
+        return Answer() if body.lstrip()[:1] == b"{" else None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def is_envelope(body: bytes) -> bool:
+    """Whether an error body is one that OpenAI's SDKs understand."""
+    found = chunk(body)
+    return found is not None and found.is_error
