@@ -42,8 +42,8 @@ class ManualClock:
         return self._wall
 
     def advance(self, seconds: float) -> None:
-        """Move both readings forward. Raises ValueError for a negative step."""
-        if seconds < 0:
+        """Move both readings forward. Raises ValueError for a step that is negative or no number."""
+        if not seconds >= 0:
             raise ValueError(f"a clock cannot be advanced by {seconds} s")
         self._now += seconds
         self._wall += seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
 from typing import Generic, TypeVar
 
 OVERFLOW = "_other"
@@ -35,8 +36,8 @@ class Histogram:
     __slots__ = ("counts", "edges", "total")
 
     def __init__(self, edges: Sequence[float]) -> None:
-        if list(edges) != sorted(set(edges)):
-            raise ValueError(f"histogram edges must rise: {edges}")
+        if list(edges) != sorted(set(edges)) or not all(map(isfinite, edges)):
+            raise ValueError(f"histogram edges must be finite and rise: {edges}")
         self.edges = tuple(edges)
         self.counts = [0] * (len(self.edges) + 1)
         self.total = 0.0
@@ -53,7 +54,7 @@ S = TypeVar("S", Counter, Histogram)
 
 
 class Family(Generic[S]):
-    """One metric with its labels: series are made on first use, at most `bound` of them."""
+    """One metric with its labels: series are made on first use, at most `bound` of them and `OVERFLOW`."""
 
     __slots__ = ("_bound", "_make", "_series", "help", "labels", "name")
 

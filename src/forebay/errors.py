@@ -9,6 +9,7 @@ own; quota is 429 with `insufficient_quota` and `x-should-retry: false`; no engi
 from __future__ import annotations
 
 import json
+import math
 from enum import Enum
 
 MAX_RETRY_AFTER = 60
@@ -71,7 +72,7 @@ class Refusal(Exception):
         self.message = message
         self.param = param
         self.outcome = outcome
-        self.headers: tuple[Header, ...] = ((b"x-forebay-reason", code.encode("latin-1")), *headers)
+        self.headers: tuple[Header, ...] = ((b"x-forebay-reason", field_value(code)), *headers)
         self.close = close
 
     def envelope(self) -> dict[str, object]:
@@ -81,7 +82,8 @@ class Refusal(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def body(self) -> bytes:
-        return json.dumps(self.envelope(), ensure_ascii=False, separators=(",", ":")).encode()
+        """UTF-8 JSON. A lone surrogate, which UTF-8 cannot carry, is written as "?"."""
+        return json.dumps(self.envelope(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
     def sse(self) -> bytes:
         """The same envelope as an event inside a stream that has begun; no `[DONE]` follows it."""
@@ -97,12 +99,16 @@ def shown(text: object, limit: int = 80) -> str:
     return s if len(s) <= limit else s[:limit] + "…"
 
 
+def field_value(text: str) -> bytes:
+    """Text as the value of a header (RFC 9110 §5.5): visible ASCII and spaces, "?" for all else, so never CR or LF."""
+    return "".join(ch if " " <= ch <= "~" else "?" for ch in text).strip().encode("ascii")
+
+
 def retry_headers(seconds: float) -> tuple[Header, ...]:
-    """`Retry-After` in whole seconds, rounded up; over the bound, the advice not to retry."""
-    whole = max(1, -int(-seconds // 1))
-    if whole > MAX_RETRY_AFTER:
+    """`Retry-After` in whole seconds, rounded up, at least 1; over the bound or NaN, the advice not to retry."""
+    if not seconds <= MAX_RETRY_AFTER:
         return ((b"retry-after", b"%d" % MAX_RETRY_AFTER), (b"x-should-retry", b"false"))
-    return ((b"retry-after", b"%d" % whole),)
+    return ((b"retry-after", b"%d" % math.ceil(max(1.0, seconds))),)
 
 
 NO_RETRY: tuple[Header, ...] = ((b"x-should-retry", b"false"),)
@@ -181,7 +187,7 @@ def wrong_method(method: str, path: str, allowed: str) -> Refusal:
         "method_not_allowed",
         f"{shown(method)} is not allowed on {shown(path)}; use {allowed}.",
         outcome=Outcome.NOT_FOUND,
-        headers=((b"allow", allowed.encode("latin-1")),),
+        headers=((b"allow", field_value(allowed)),),
     )
 
 
@@ -221,6 +227,10 @@ def _unauthorized(code: str, message: str) -> Refusal:
 
 def no_key() -> Refusal:
     return _unauthorized("missing_api_key", "No API key given. Send it as 'Authorization: Bearer <key>'.")
+
+
+def bad_scheme() -> Refusal:
+    return _unauthorized("invalid_api_key", "The Authorization header must be 'Bearer <key>'.")
 
 
 def wrong_key() -> Refusal:
@@ -291,8 +301,8 @@ def quota_exhausted(limit: str, resets: str) -> Refusal:
         f"The quota '{limit}' is used up; it resets at {resets}.",
         outcome=Outcome.QUOTA,
         headers=(
-            (b"x-forebay-limit", limit.encode("latin-1", "replace")),
-            (b"x-forebay-reset", resets.encode("latin-1")),
+            (b"x-forebay-limit", field_value(limit)),
+            (b"x-forebay-reset", field_value(resets)),
             *NO_RETRY,
         ),
     )

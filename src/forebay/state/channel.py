@@ -23,20 +23,27 @@ class ChannelBroken(Exception):
 
 
 def pack(message: Message) -> bytes:
+    """Raises ChannelBroken for a message that the other side would refuse as too large."""
     body = _encoder.encode(message)
+    _check_size(len(body))
     return len(body).to_bytes(4, "big") + body
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_FRAME:
+        raise ChannelBroken(f"a message of {size:,} bytes is over the limit of {MAX_FRAME:,}")
 
 
 def unpack(body: bytes) -> Message:
     """Raises ChannelBroken for anything but a message."""
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, RecursionError) as e:
         raise ChannelBroken(str(e)) from e
 
 
 class Channel:
-    """One end of a channel. `receive` returns None at end of file."""
+    """One end of a channel."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -53,7 +60,11 @@ class Channel:
         fd = os.environ.get(CHANNEL_ENV)
         if fd is None:
             raise ChannelBroken(f"{CHANNEL_ENV} is not set: this process is started by `forebay serve`")
-        return await cls.from_socket(socket.socket(fileno=int(fd)))
+        try:
+            sock = socket.socket(fileno=int(fd))
+        except (ValueError, OSError) as e:
+            raise ChannelBroken(f"{CHANNEL_ENV}={fd!r} is not an open socket of this process") from e
+        return await cls.from_socket(sock)
 
     @classmethod
     async def connect(cls, path: str) -> Channel:
@@ -61,14 +72,15 @@ class Channel:
         return cls(*await asyncio.open_unix_connection(path))
 
     async def send(self, message: Message) -> None:
+        """Raises ConnectionError where the other side is known to be gone, ChannelBroken as `pack`."""
         self._writer.write(pack(message))
         await self._writer.drain()
 
     async def receive(self) -> Message | None:
+        """The next message; None where the other side is gone, in the middle of a message or between two."""
         try:
             size = int.from_bytes(await self._reader.readexactly(4), "big")
-            if size > MAX_FRAME:
-                raise ChannelBroken(f"a message of {size} bytes")
+            _check_size(size)
             body = await self._reader.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
@@ -76,7 +88,10 @@ class Channel:
 
     async def ask(self, message: Message) -> Message:
         """Send and wait for the answer. Raises ChannelBroken where the other side leaves first."""
-        await self.send(message)
+        try:
+            await self.send(message)
+        except ConnectionError as e:
+            raise ChannelBroken("the other side closed the channel") from e
         answer = await self.receive()
         if answer is None:
             raise ChannelBroken("the other side closed the channel")
