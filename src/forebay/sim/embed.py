@@ -1,0 +1,145 @@
+"""/v1/embeddings: vectors out of a hash, of unit length, the same for the same text."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import time
+from dataclasses import dataclass
+from hashlib import shake_256
+from typing import Any, Final
+
+from forebay.sim.asks import Prompt, check_length, check_model, read_prompts
+from forebay.sim.checks import Fields, compact, parameter
+from forebay.sim.driver import Driver
+from forebay.sim.faults import Books, Record
+from forebay.sim.faulty import Out
+from forebay.sim.flow import JSON_HEADERS
+from forebay.sim.metrics import EngineMetrics
+from forebay.sim.model import Ask, Event, Kind
+from forebay.wire.reply import Reply
+
+DIMENSIONS: Final = 384
+MAX_DIMENSIONS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedAsk:
+    model: str
+    inputs: list[Prompt]
+    dimensions: int
+    base64: bool
+    priority: int
+
+
+def read_embed(fields: Fields, models: tuple[str, ...], limit: int) -> EmbedAsk:
+    """Raises Rejected."""
+    dimensions = fields.integer("dimensions", DIMENSIONS) or 0
+    priority = fields.integer("priority", 0) or 0
+    form = fields.data.get("encoding_format") or "float"
+    if form not in ("float", "base64"):
+        fields.error("literal_error", "encoding_format", "Input should be 'float' or 'base64'", form)
+    if "input" not in fields:
+        fields.missing("input")
+    fields.raise_errors()
+    model = check_model(fields, models)
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise parameter("dimensions", f"dimensions must be in [1, {MAX_DIMENSIONS}], got {dimensions}.", dimensions)
+    inputs = read_prompts(fields, "input")
+    for one in inputs:
+        check_length(one, None, limit)
+    return EmbedAsk(model, inputs, dimensions, form == "base64", priority)
+
+
+def vector(text: str, dimensions: int) -> list[float]:
+    raw = shake_256(text.encode("utf-8", "surrogatepass")).digest(2 * dimensions)
+    numbers = [n / 32768 + 1 / 65536 for n in struct.unpack(f"<{dimensions}h", raw)]
+    length = math.sqrt(sum(x * x for x in numbers))
+    return [x / length for x in numbers]
+
+
+class EmbedFlow:
+    """An embedding takes its prefill and no decode. Its record is closed exactly once."""
+
+    def __init__(
+        self,
+        ask: EmbedAsk,
+        reply: Reply,
+        out: Out,
+        record: Record,
+        *,
+        request_id: str,
+        extra_headers: bytes,
+        driver: Driver,
+        metrics: EngineMetrics,
+        books: Books,
+    ) -> None:
+        self._ask = ask
+        self._reply = reply
+        self._out = out
+        self._record = record
+        self._id = request_id
+        self._extra = extra_headers
+        self._driver = driver
+        self._metrics = metrics
+        self._books = books
+        self._open: set[int] = set()
+
+    def begin(self) -> None:
+        self._reply.on_gone = self._gone
+        for one in self._ask.inputs:
+            self._open.add(self._driver.submit(Ask(one.tokens, 1, self._ask.priority), self))
+
+    def on_event(self, event: Event) -> None:
+        if event.kind is Kind.STARTED:
+            return
+        self._open.discard(event.seq)
+        if self._open:
+            return
+        total = sum(one.tokens for one in self._ask.inputs)
+        self._metrics.prompt_tokens += total
+        self._metrics.success["stop"] += len(self._ask.inputs)
+        self._out.whole(200, JSON_HEADERS + self._extra, self._body(total), self._finished)
+
+    def on_broken(self) -> None:
+        self._leave("faulted")
+        self._reply.abort()
+
+    def _body(self, total: int) -> bytes:
+        data: list[dict[str, Any]] = []
+        for i, one in enumerate(self._ask.inputs):
+            numbers = vector(one.text, self._ask.dimensions)
+            packed = base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode() if self._ask.base64 else None
+            data.append({"index": i, "object": "embedding", "embedding": packed or numbers})
+        usage = {
+            "prompt_tokens": total,
+            "total_tokens": total,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+        }
+        return compact(
+            {
+                "id": self._id,
+                "object": "list",
+                "created": int(time.time()),
+                "model": self._ask.model,
+                "data": data,
+                "usage": usage,
+            }
+        )
+
+    def _finished(self) -> None:
+        self._leave("finished")
+
+    def _gone(self) -> None:
+        self._leave("aborted")
+
+    def _leave(self, how: str) -> None:
+        if not self._books.close(self._record, how, self._driver.now()):
+            return
+        if how != "finished":
+            self._out.stop()
+        for seq in self._open:
+            self._driver.cancel(seq)
+        self._open.clear()
