@@ -81,8 +81,10 @@ def _unknown_key(loc: Path, tree: Node) -> Trouble:
 
 
 def _nearest(node: Node, path: Path) -> str:
+    if not isinstance(node.value, str):
+        return ""
     choices = [str(choice) for choice in at(path).get("enum", ())]
-    return _suggest(get_close_matches(str(node.value).lower(), choices, n=1))
+    return _suggest(get_close_matches(node.value.lower(), choices, n=1))
 
 
 def _suggest(near: list[str]) -> str:

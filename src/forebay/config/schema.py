@@ -14,6 +14,7 @@ from forebay.config.models import Config
 
 Schema = dict[str, Any]
 
+NAME = "a name"
 _ADDRESS = r"^(unix:/.+|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}|[A-Za-z0-9._-]+:[0-9]{1,5})$"
 
 
@@ -31,6 +32,9 @@ def model_schema() -> Schema:
         for field in section.get("properties", {}).values():
             if field.get("$ref") == "#/$defs/Address" and isinstance(field.get("default"), dict):
                 field["default"] = _spelt(field["default"])
+    version = schema["$defs"]["ServerTLS"]["properties"]["min_version"]
+    version["enum"] += [float(value) for value in version["enum"]]  # as YAML reads them without quotes
+    del version["type"]
     for listener in schema["properties"]["listeners"]["default"]:
         listener["address"] = _spelt(listener["address"])
     return schema
@@ -53,25 +57,25 @@ def editor_schema() -> Schema:
 
 def at(path: Path) -> Schema:
     """The schema of the value at `path`, references followed; empty where there is none."""
-    schema = _resolve(model_schema())
+    schema = resolve(model_schema())
     for step in path:
         if isinstance(step, int):
-            schema = _resolve(schema.get("items", {}))
+            schema = resolve(schema.get("items", {}))
         else:
-            properties = schema.get("properties", {})
-            inner = properties[step] if step in properties else schema.get("additionalProperties", {})
-            schema = _resolve(inner if isinstance(inner, dict) else {})
+            others = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties", {})]
+            inner = schema.get("properties", {}).get(step, others[0])
+            schema = resolve(inner if isinstance(inner, dict) else {})
     return schema
 
 
 def allowed(schema: Schema) -> str:
     """What a value may be, in words: `a whole number from 1 to 100`. Empty where anything may be."""
     if "enum" in schema:
-        return ", ".join(map(str, schema["enum"]))
+        return ", ".join(dict.fromkeys(map(str, schema["enum"])))
     if "const" in schema:
         return str(schema["const"])
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(filter(None, (allowed(_resolve(option)) for option in schema["anyOf"]))))
+        return " or ".join(dict.fromkeys(filter(None, (allowed(resolve(option)) for option in schema["anyOf"]))))
     match schema.get("type"):
         case "integer":
             return "a whole number" + _range(schema)
@@ -82,12 +86,12 @@ def allowed(schema: Schema) -> str:
         case "null":
             return "nothing"
         case "array":
-            inner = allowed(_resolve(schema.get("items", {})))
-            return f"a list, each {inner}" if inner else "a list"
+            items = resolve(schema.get("items", {}))
+            return f"a list, each {allowed(items)}"
         case "object":
             if "properties" in schema:
                 return "a mapping with the keys " + ", ".join(schema["properties"])
-            return "a mapping"
+            return "a mapping" + (" by name" if "patternProperties" in schema else "")
         case "string":
             return _string(schema)
         case _:
@@ -102,7 +106,7 @@ def _string(schema: Schema) -> str:
     low, high = schema.get("minLength", 0), schema.get("maxLength")
     length = f" of {low} to {high:,} characters" if high is not None else ""
     if "pattern" in schema:
-        return f"a name{length}: letters, digits and . _ : / @ + -, beginning with a letter or digit"
+        return f"{NAME}{length}: letters, digits and . _ : / @ + -, beginning with a letter or digit"
     return f"text{length}"
 
 
@@ -114,13 +118,14 @@ def _range(schema: Schema) -> str:
     return f" over {above:,} up to {high:,}" if low is None else f" from {low:,} to {high:,}"
 
 
-def _resolve(schema: Schema) -> Schema:
+def resolve(schema: Schema) -> Schema:
+    """The schema that a reference, or the one alternative to null, stands for; its own description and default kept."""
     if "$ref" in schema:
         target = model_schema()["$defs"][schema["$ref"].removeprefix("#/$defs/")]
         return {**target, **{k: v for k, v in schema.items() if k != "$ref"}}
     options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     if "anyOf" in schema and len(options) == 1:
-        return {**_resolve(options[0]), **{k: v for k, v in schema.items() if k != "anyOf"}}
+        return {**resolve(options[0]), **{k: v for k, v in schema.items() if k != "anyOf"}}
     return schema
 
 
@@ -143,8 +148,10 @@ def _with_variables(schema: Any) -> Any:
         return [_with_variables(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    constrained = schema.get("type") in ("integer", "number", "boolean") or (
-        schema.get("type") == "string" and not schema.keys().isdisjoint(("enum", "pattern", "const"))
+    constrained = (
+        schema.get("type") in ("integer", "number", "boolean")
+        or isinstance(schema.get("enum"), list)
+        or (schema.get("type") == "string" and "pattern" in schema)
     )
     if constrained:
         kept = {k: v for k, v in schema.items() if k in _ANNOTATIONS}

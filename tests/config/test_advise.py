@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.config.load import advise, loads, read
+
+KEY = "sk-0123456789abcdefghij"
+
+CASES = {
+    "a vendor's key over http": (
+        "engines:\n  - name: a\n    url: http://10.0.0.1:8000\n    api_key: ${KEY}\n",
+        ["3: engines[0].url: warning: api_key crosses the network unencrypted; use https:// "
+         "(found http://10.0.0.1:8000)"],
+    ),
+    "over http to this machine": (
+        "engines:\n  - {name: a, url: 'http://127.0.0.1:8000', api_key: '${KEY}'}\n"
+        "  - {name: b, url: 'http://[::1]:8000', api_key: '${KEY}'}\n"
+        "  - {name: c, url: 'http://localhost', api_key: '${KEY}'}\n",
+        [],
+    ),
+    "secrets in the file": (
+        f"database: postgresql://u:pw@h/d\nengines:\n  - {{name: a, url: 'https://h', api_key: {KEY}}}\n"
+        f"callers:\n  keys:\n    - name: k\n      key: {KEY}\n",
+        ["1: database: warning: the password is readable in the file; write ${VAR}",
+         "3: engines[0].api_key: warning: the key is readable in the file; write ${VAR}",
+         "7: callers.keys[0].key: warning: the key is readable in the file; write ${VAR}"],
+    ),
+    "secrets from variables": (
+        "database: postgresql://u:${KEY}@h/d\nengines:\n  - {name: a, url: 'https://h', api_key: '${KEY}'}\n"
+        "callers:\n  keys:\n    - {name: k, key: '${KEY}'}\n",
+        [],
+    ),
+    "models nobody lists": (
+        "engines:\n  - {name: a, url: 'http://h', models: [x]}\n  - {name: b, url: 'http://h', models: [y]}\n"
+        "models:\n  x: {aliases: [alias]}\n  gone:\n    aliases: [old]\n"
+        "callers:\n  keys:\n    - {name: k, key: '${KEY}', models: [x, y, alias, z]}\n  anonymous: {models: [w]}\n",
+        ["6: models.gone: warning: no engine lists this model (allowed x, y)",
+         "10: callers.keys[0].models[3]: warning: neither a model of an engine nor an alias (found 'z')",
+         "11: callers.anonymous.models[0]: warning: neither a model of an engine nor an alias (found 'w')"],
+    ),
+    "models that an engine may have": (
+        "engines:\n  - {name: a, url: 'http://h', models: [x]}\n  - {name: b, url: 'http://h'}\nmodels:\n  gone: {}\n",
+        [],
+    ),
+    "open to anyone": (
+        "listeners:\n  - address: 127.0.0.1:8080\n  - address: 0.0.0.0:8443\nadmin: '[::]:8081'\n"
+        "callers: {anonymous: {enabled: true}}\nlogging:\n  bodies: true\n",
+        ["3: listeners[1].address: warning: anyone who reaches this address is served (callers.anonymous.enabled) "
+         "(found 0.0.0.0:8443)",
+         "4: admin: warning: the admin port is open to the network, without keys (found [::]:8081)",
+         "7: logging.bodies: warning: prompts and answers are written to the log"],
+    ),
+    "tls that does nothing": (
+        "engines:\n  - name: a\n    url: https://h\n    tls:\n      verify: false\n"
+        "  - name: b\n    url: http://h\n    tls: {server_name: x}\n",
+        ["5: engines[0].tls.verify: warning: any certificate is accepted, an impostor's too",
+         "8: engines[1].tls: warning: not used: the url is http://"],
+    ),
+    "times and counts": (
+        "timeouts:\n  upstream_idle: 400\n  connect: 200\nengines:\n  - name: a\n    url: http://h\n    max_idle: 20\n"
+        "    max_connections: 10\n    health_timeout: 21\n",
+        ["2: timeouts.upstream_idle: warning: no use over upstream_age (300 s) (found 400)",
+         "3: timeouts.connect: warning: no use over first_byte (120 s) (found 200)",
+         "7: engines[0].max_idle: warning: more than max_connections (10) (found 20)",
+         "9: engines[0].health_timeout: warning: over ten times health_interval (2 s) (found 21)"],
+    ),
+    "nothing": ("", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_legal_and_probably_not_meant(case: str, tmp_path: Path) -> None:
+    text, expected = CASES[case]
+    file = tmp_path / "forebay.yaml"
+    file.write_text(text)
+    source = read(file, {"KEY": KEY})
+    warnings = advise(source.config, source)
+    assert [str(w) for w in warnings] == [f"{file}:{w}" for w in expected]
+    assert KEY not in "".join(map(str, warnings))
+
+
+def test_without_the_text_there_are_no_lines() -> None:
+    config = loads("admin: 0.0.0.0:1\n", "x", {})
+    expected = "configuration: admin: warning: the admin port is open to the network, without keys (found 0.0.0.0:1)"
+    assert list(map(str, advise(config))) == [expected]
