@@ -1,0 +1,121 @@
+"""The program as a shell sees it: real processes, their output, their exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+
+from forebay import __version__
+from forebay.cli.main import COMMANDS, overview
+
+PROGRAM = Path(sys.executable).with_name("forebay")
+
+
+def forebay(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_version_and_help() -> None:
+    done = forebay("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"forebay {__version__}\n", "")
+    for spelling in ("--help", "-h", "help"):
+        done = forebay(spelling)
+        assert (done.returncode, done.stdout, done.stderr) == (0, overview() + "\n", "")
+    for name, command in COMMANDS.items():
+        assert f"  {name:<6}  {command.summary}\n" in overview()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("chekc", "forebay: there is no command 'chekc'; did you mean 'check'?"),
+        ("xyzzy", "forebay: there is no command 'xyzzy'; 'forebay --help' lists them."),
+        ("--versoin", "forebay: there is no option '--versoin'; did you mean '--version'?"),
+        ("\x1b[31m", "forebay: there is no command '�[31m'; 'forebay --help' lists them."),
+    ],
+)
+def test_unknown_words(word: str, message: str) -> None:
+    done = forebay(word)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message + "\n")
+
+
+def test_no_command() -> None:
+    done = forebay()
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", overview() + "\n")
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "forebay", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"forebay {__version__}\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_where_the_table_says(name: str) -> None:
+    command = COMMANDS[name]
+    target = getattr(import_module(command.module), command.attribute)
+    assert isinstance(target, typer.Typer) if command.attribute == "app" else callable(target)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_helps(name: str) -> None:
+    done = forebay(name, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: forebay {name} ")
+    assert forebay("help", name).stdout == done.stdout
+
+
+def test_a_wrong_option_is_named() -> None:
+    done = forebay("check", "--colour", "red", "f")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No such option" in done.stderr
+    assert "--colour" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+IMPORTED = """
+import sys
+sys.argv = ["forebay", *{arguments!r}]
+from forebay.cli.main import main
+try:
+    main()
+except SystemExit:
+    pass
+print(sorted({{m.partition(".")[0] for m in sys.modules}} & {{*{names!r}}}), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--version"], ["pydantic", "typer", "rich", "ruamel", "ssl", "asyncio"]),
+        (["--help"], ["pydantic", "typer", "rich", "ruamel", "ssl", "asyncio"]),
+        (["schema"], ["rich", "ruamel", "sqlalchemy", "uvloop"]),
+        (["check", "/no/such/file"], ["rich", "ruamel", "sqlalchemy", "uvloop"]),
+    ],
+)
+def test_what_a_command_does_not_use_is_not_imported(arguments: list[str], absent: list[str]) -> None:
+    script = IMPORTED.format(arguments=arguments, names=absent)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--help"], 1), (["schema"], 1), (["check", "/no/such/file"], 78)])
+def test_a_closed_pipe_is_no_traceback(arguments: list[str], code: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([PROGRAM, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_no_stdout_at_all() -> None:
+    done = subprocess.run(["sh", "-c", f"{PROGRAM} --help >&-"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
