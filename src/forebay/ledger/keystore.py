@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, RowMapping, Select, Table, case, exc, func, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, Select, Table, case, func, insert, or_, select, update
 
 from forebay.config.models import Class, Name
 from forebay.errors import shown
@@ -139,7 +140,7 @@ class KeyStore:
         """The record and the key's text, which nothing can show again. Raises BadField where the name is taken."""
         key_id, text, digest = new_key()
         now = self._wall()
-        with self._database.write() as connection:
+        with self._changing() as connection:
             if _count_valid(connection, now) >= MAX_KEYS:
                 raise BadField("name", f"there are {MAX_KEYS:,} valid keys already; revoke some")
             user_id = _place(connection, new, now)
@@ -182,7 +183,7 @@ class KeyStore:
 
     def revoke(self, key_id: str) -> KeyRecord:
         """The record with the time of its (first) revocation. Raises UnknownKey."""
-        with self._database.write() as connection:
+        with self._changing() as connection:
             found = _get(connection, key_id)
             if found.revoked is not None:
                 return found
@@ -194,6 +195,13 @@ class KeyStore:
         """A number that differs after every change of the list."""
         with self._database.read() as connection:
             return _version(connection)
+
+    @contextmanager
+    def _changing(self) -> Iterator[Connection]:
+        """A transaction that no other change of the list, of whichever host, can overlap."""
+        with self._database.write() as connection:
+            connection.execute(select(versions).where(versions.c.name == "keys").with_for_update())
+            yield connection
 
     def __repr__(self) -> str:
         return f"<KeyStore {self._database}>"
@@ -223,14 +231,7 @@ def _find(connection: Connection, table: Table, parent: int | None, name: str) -
 
 def _make(connection: Connection, table: Table, parent: int | None, name: str, now: float) -> int:
     values: dict[str, Any] = {"name": name, "created": now} | ({} if parent is None else {"parent_id": parent})
-    try:
-        with connection.begin_nested():
-            return int(connection.execute(insert(table).values(values).returning(table.c.id)).scalar_one())
-    except exc.IntegrityError:  # another host made it between our look and our insert
-        found = _find(connection, table, parent, name)
-        if found is None:
-            raise
-        return found
+    return int(connection.execute(insert(table).values(values).returning(table.c.id)).scalar_one())
 
 
 def _bump(connection: Connection) -> None:

@@ -1,0 +1,183 @@
+"""The admin process: `python -m forebay.admin.main`, started by the supervisor of `forebay serve`.
+
+Theory of operation. One event loop; everything that may block (the database, files) is on `Threads`. The tasks are:
+the channel to the supervisor, a link to each worker, the keys, the keeper of the sums, and two listeners (the admin
+port and `admin.sock`). End of file or SIGTERM sets `leave`, and all of them end; the process then exits with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+from pydantic import ValidationError
+
+from forebay.admin.keyapi import key_app
+from forebay.admin.keys import Keys
+from forebay.admin.logs import set_up
+from forebay.admin.public import public_app
+from forebay.admin.serving import Server
+from forebay.admin.view import GatewayState, private_folder
+from forebay.clock import SystemClock
+from forebay.config.models import Config
+from forebay.state.channel import Channel, ChannelBroken
+from forebay.state.messages import Draining, Ready, Reload, Start, admin_socket, run_dir
+
+WORKERS: Final = 1
+KEEP: Final = 1.0
+"""Seconds between saves of the sums."""
+
+_log = logging.getLogger("forebay.admin")
+
+
+class CannotStart(Exception):
+    """The message says why."""
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        uvloop.run(_run())
+    except (ChannelBroken, CannotStart) as e:
+        sys.exit(f"forebay admin process: {e}")
+
+
+async def _run() -> None:
+    leave = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave.set)
+    channel = await Channel.inherited()
+    start = await _first(channel, leave)
+    if start is None:
+        return
+    config = _config(start.config)
+    set_up(config.logging)
+    if len(start.fds) != 1:
+        raise CannotStart(f"one listening socket is needed, not {len(start.fds)}")
+    private_folder(run_dir(config.state_dir))
+    unix = _listen_unix(admin_socket(config.state_dir))
+    state = GatewayState(config, start.boot, WORKERS)
+    clock = SystemClock()
+    keys = Keys(config.database, config.state_dir, state.workers, clock)
+    servers = (Server(public_app(state, keys), socket.socket(fileno=start.fds[0])), Server(key_app(keys, clock), unix))
+    async with asyncio.TaskGroup() as group:
+        background = [
+            *state.workers.start(group),
+            group.create_task(keys.run(), name="keys"),
+            group.create_task(_keep(state), name="sums"),
+            group.create_task(_follow(channel, state, leave), name="channel"),
+        ]
+        listeners = [group.create_task(server.run_until_stopped()) for server in servers]
+        for server in servers:
+            await server.ready.wait()
+        await channel.send(Ready(os.getpid()))
+        await leave.wait()
+        for server in servers:
+            server.stop()
+        await asyncio.wait(listeners)
+        for task in background:
+            task.cancel()
+    await state.save()
+    await keys.close()
+    admin_socket(config.state_dir).unlink(missing_ok=True)
+    await channel.close()
+
+
+async def _first(channel: Channel, leave: asyncio.Event) -> Start | None:
+    """The start message; None where it is time to leave instead."""
+    message = await _or_leave(channel.receive(), leave)
+    if message is None:
+        return None
+    if not isinstance(message, Start):
+        raise ChannelBroken(f"the first message was {type(message).__name__}, not Start")
+    return message
+
+
+async def _or_leave(receive: Awaitable[Any], leave: asyncio.Event) -> Any:
+    receiving = asyncio.ensure_future(receive)
+    leaving = asyncio.ensure_future(leave.wait())
+    try:
+        await asyncio.wait((receiving, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return await receiving if receiving.done() else None
+    finally:
+        receiving.cancel()
+        leaving.cancel()
+
+
+async def _follow(channel: Channel, state: GatewayState, leave: asyncio.Event) -> None:
+    """The supervisor's messages until it has gone."""
+    try:
+        while (message := await channel.receive()) is not None:
+            match message:
+                case Draining():
+                    state.draining = True
+                case Reload(config):
+                    _reload(state, config)
+                case other:
+                    _log.warning("the supervisor sent %s, which is not for this process", type(other).__name__)
+    except ChannelBroken as e:
+        _log.error("the channel to the supervisor is broken: %s", e)
+    finally:
+        leave.set()
+
+
+def _reload(state: GatewayState, text: str) -> None:
+    try:
+        config = _config(text)
+    except CannotStart as e:
+        _log.error("reload: %s; the running configuration stays in force", e)
+        return
+    for field in ("admin", "state_dir", "database"):
+        if getattr(config, field) != getattr(state.config, field):
+            _log.warning("reload: a change of %s needs a restart of `forebay serve`", field)
+    set_up(config.logging)
+    state.config = config
+
+
+async def _keep(state: GatewayState) -> None:
+    while True:
+        await asyncio.sleep(KEEP)
+        await state.save()
+
+
+def _config(text: str) -> Config:
+    try:
+        return Config.model_validate_json(text)
+    except ValidationError as e:
+        # Without the input: it holds secrets.
+        wrong = [(".".join(map(str, x["loc"])), x["msg"]) for x in e.errors(include_input=False, include_context=False)]
+        raise CannotStart(f"the configuration from the supervisor is not valid: {wrong}") from None
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    """A listening socket of mode 0600; a socket that a dead process left is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            sock.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        else:
+            raise CannotStart(f"{path} is served already: another `forebay serve` uses this state_dir")
+        sock.close()
+        path.unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(str(path))  # in a folder of mode 0700, so nobody gets in between here and chmod
+        path.chmod(0o600)
+        sock.listen(128)
+    except OSError as e:
+        sock.close()
+        raise CannotStart(f"{path} cannot be listened on: {e}; choose a shorter or another state_dir") from e
+    return sock
+
+
+if __name__ == "__main__":
+    main()

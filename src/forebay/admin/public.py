@@ -1,0 +1,114 @@
+"""The admin port: health, readiness, metrics. Read only, and without secrets."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forebay import errors
+from forebay.admin.keys import Keys
+from forebay.admin.metrics import exposition
+from forebay.admin.view import GatewayState
+from forebay.config.models import Address
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def public_app(state: GatewayState, keys: Keys) -> ASGIApp:
+    async def health(request: Request) -> Response:
+        return JSONResponse(state.health(keys))
+
+    async def ready(request: Request) -> Response:
+        reasons = state.not_ready()
+        return JSONResponse({"ready": not reasons, "reasons": reasons}, status_code=503 if reasons else 200)
+
+    async def metrics(request: Request) -> Response:
+        body, content_type = exposition(await state.scrape(keys), ",".join(request.headers.getlist("accept")))
+        return Response(body, headers={"content-type": content_type})
+
+    app = build({"/health": {"GET": health}, "/ready": {"GET": ready}, "/metrics": {"GET": metrics}})
+    return HostCheck(app, state.config.admin) if _checks_host(state.config.admin) else app
+
+
+def build(routes: dict[str, dict[str, Endpoint]]) -> Starlette:
+    """An application whose every refusal is in the error envelope. `routes`: path → method → endpoint."""
+    paths = ", ".join(routes)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "GET")
+            return refuse(errors.wrong_method(request.method, request.url.path, allowed))
+        if error.status_code == 404:
+            unknown = errors.no_route(request.method, request.url.path)
+            unknown.message += f" There are {paths}."
+            return refuse(unknown)
+        phrase = error.detail or HTTPStatus(error.status_code).phrase
+        return refuse(errors.Refusal(error.status_code, "bad_request", phrase, outcome=errors.Outcome.BAD_REQUEST))
+
+    return Starlette(
+        routes=[Route(path, _by_method(methods), methods=[*methods]) for path, methods in routes.items()],
+        exception_handlers={HTTPException: refused},
+    )
+
+
+def _by_method(methods: dict[str, Endpoint]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return await methods["GET" if request.method == "HEAD" else request.method](request)
+
+    return endpoint
+
+
+def refuse(refusal: errors.Refusal) -> Response:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in refusal.headers}
+    return Response(refusal.body(), refusal.status, headers, "application/json")
+
+
+def _checks_host(address: Address) -> bool:
+    return address.loopback and not address.unix
+
+
+class HostCheck:
+    """Refuses a Host that is a name of somebody else's: a page whose name was made to point at this machine (DNS
+    rebinding) could otherwise read a port that only this machine can reach."""
+
+    def __init__(self, app: ASGIApp, address: Address) -> None:
+        self._app = app
+        self._names = {"localhost", address.host.lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            for name, value in scope["headers"]:
+                if name == b"host" and not self._allowed(value.decode("latin-1")):
+                    refusal = errors.Refusal(
+                        403,
+                        "host_not_allowed",
+                        f"The host '{errors.shown(value.decode('latin-1'))}' is not served on this port; use localhost "
+                        "or the machine's address.",
+                        outcome=errors.Outcome.FORBIDDEN,
+                    )
+                    await refuse(refusal)(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+    def _allowed(self, host: str) -> bool:
+        name = host.strip().lower()
+        if name.startswith("["):
+            name = name[1:].partition("]")[0]
+        else:
+            name = name.partition(":")[0].removesuffix(".")
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True

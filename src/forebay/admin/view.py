@@ -1,0 +1,184 @@
+"""What the admin process knows of the whole gateway: the view behind health, readiness and metrics."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from forebay import __version__
+from forebay.admin.keys import Keys
+from forebay.admin.metrics import gauge
+from forebay.admin.procfs import process_families
+from forebay.admin.sums import Store, Sums
+from forebay.admin.threads import Busy, Threads
+from forebay.admin.workers import Workers
+from forebay.config.models import Config
+from forebay.state.messages import EngineState, FamilySnapshot, Snapshot, run_dir
+
+SCRAPE: Final = 0.25
+"""Seconds a scrape waits for fresh snapshots."""
+SAVE: Final = 0.5
+"""Seconds a scrape waits for the sums to be kept."""
+
+_log = logging.getLogger("forebay.admin")
+
+
+@dataclass(slots=True)
+class EngineView:
+    """One engine as all workers see it."""
+
+    name: str
+    url: str
+    healthy: int = 0
+    """Workers that find it healthy."""
+    seen: int = 0
+    """Workers that know it."""
+    in_flight: int = 0
+    models: tuple[str, ...] = ()
+    why: str = ""
+
+    def add(self, state: EngineState) -> None:
+        self.seen += 1
+        self.healthy += state.healthy
+        self.in_flight += state.in_flight
+        self.models = self.models or state.models
+        self.why = self.why or state.why
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "name": self.name,
+            "url": self.url,
+            "healthy": self.healthy > 0,
+            "healthy_in_workers": self.healthy,
+            "models": list(self.models),
+            "in_flight": self.in_flight,
+        }
+        if self.why and self.healthy < self.seen:
+            found["why"] = self.why
+        return found
+
+
+class GatewayState:
+    """Put together by `main`; read by the HTTP routes."""
+
+    def __init__(self, config: Config, boot: str, workers: int) -> None:
+        self.config = config
+        self.draining = False
+        self.workers = Workers(config.state_dir, workers, self._on_snapshot)
+        self._store = Store(run_dir(config.state_dir) / "metrics.json")
+        self._sums = Sums(self._store.load(boot))
+        self._boot = boot
+        self._own_boot = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._files = Threads("sums", count=1, bound=4)
+        self._unsaved = ""
+
+    def _on_snapshot(self, snapshot: Snapshot) -> None:
+        role = _role(snapshot.index)
+        self._sums.report(role, snapshot.boot, snapshot.families + process_families(role, snapshot.pid))
+
+    async def scrape(self, keys: Keys) -> tuple[FamilySnapshot, ...]:
+        """Every family, as fresh as the workers answer."""
+        await self.workers.fresh(SCRAPE)
+        self._sums.report("admin", self._own_boot, process_families("admin", os.getpid()))
+        self._sums.report("supervisor", self._boot, process_families("supervisor", os.getppid()))
+        living = ["admin", "supervisor", *(_role(link.index) for link in self.workers.links if link.up)]
+        total = self._sums.total(living)
+        # Kept before it is shown: what a scrape has seen must not be lower after a restart of this process.
+        await self.save()
+        up = [((str(link.index),), float(link.up)) for link in self.workers.links]
+        return (
+            *total,
+            gauge("forebay_worker_up", "1 where the worker answers.", up, "worker"),
+            gauge("forebay_database_up", "1 where the database works.", [((), float(keys.up))]),
+        )
+
+    async def save(self) -> None:
+        """Keep the sums for the next life of this process, where they changed."""
+        if not self._sums.changed:
+            return
+        content = self._sums.take_state()
+        try:
+            await self._files.run(lambda: self._store.save(content), SAVE)
+        except (OSError, TimeoutError, Busy) as e:
+            self._sums.changed = True
+            why = str(e) or "no answer from the disk"
+            if why != self._unsaved:
+                _log.error(
+                    "%s cannot be written, so counters may fall when the admin process restarts: %s",
+                    self._store.path,
+                    why,
+                )
+            self._unsaved = why
+        else:
+            self._unsaved = ""
+
+    def engines(self) -> list[EngineView]:
+        found: dict[str, EngineView] = {}
+        for link in self.workers.links:
+            if link.up and link.snapshot is not None:
+                for state in link.snapshot.engines:
+                    found.setdefault(state.name, EngineView(state.name, state.url)).add(state)
+        return list(found.values())
+
+    def not_ready(self) -> list[str]:
+        """Why no work should be sent here; empty where it may be."""
+        reasons = ["draining"] if self.draining else []
+        connected = [(link, link.snapshot) for link in self.workers.links if link.up]
+        reasons += [f"worker {link.index} does not answer: {link.why}" for link in self.workers.links if not link.up]
+        for link, snapshot in connected:
+            assert snapshot is not None
+            if snapshot.draining and not self.draining:
+                reasons.append(f"worker {link.index} is draining")
+            if snapshot.keys_version < 1:
+                reasons.append(f"worker {link.index} has no key list yet")
+        if connected:
+            engines = self.engines()
+            if not engines:
+                reasons.append("no engine is configured")
+            elif not any(e.healthy for e in engines):
+                reasons.append(
+                    "no engine is healthy: " + ", ".join(f"{e.name} ({e.why or 'not checked yet'})" for e in engines)
+                )
+        return reasons
+
+    def health(self, keys: Keys) -> dict[str, Any]:
+        processes: list[dict[str, Any]] = [
+            {"role": "supervisor", "pid": os.getppid(), "up": True},
+            {"role": "admin", "pid": os.getpid(), "up": True},
+        ]
+        for link in self.workers.links:
+            entry: dict[str, Any] = {"role": _role(link.index), "pid": None, "up": link.up}
+            if link.up and link.snapshot is not None:
+                entry |= {
+                    "pid": link.snapshot.pid,
+                    "draining": link.snapshot.draining,
+                    "keys_version": link.snapshot.keys_version,
+                }
+            else:
+                entry["why"] = link.why
+            processes.append(entry)
+        database: dict[str, Any] = {"up": keys.up, "keys_version": keys.version}
+        if not keys.up:
+            database["why"] = keys.status
+        fine = keys.up and not self.not_ready()
+        return {
+            "status": "ok" if fine else "degraded",
+            "version": __version__,
+            "draining": self.draining,
+            "processes": processes,
+            "database": database,
+            "engines": [e.as_json() for e in self.engines()],
+        }
+
+
+def _role(index: int) -> str:
+    return f"worker-{index}"
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder of mode 0700, or bring an existing one to it. Raises OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)

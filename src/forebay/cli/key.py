@@ -1,0 +1,313 @@
+"""`forebay key`: make, list and revoke API keys.
+
+Through the running admin process where one answers on its Unix socket, else in the database itself, under the lock that
+keeps two writers apart.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn, TypeVar
+
+import typer
+
+from forebay.cli.main import USAGE
+from forebay.config.load import load
+from forebay.config.models import Config
+from forebay.errors import shown
+from forebay.ledger.records import as_json
+from forebay.state.messages import admin_socket
+
+EX_UNAVAILABLE: Final = 69
+"""Exit code (sysexits.h): neither the admin process nor the database can be used now."""
+WAIT: Final = 10.0
+"""Seconds to wait for another process that has the database."""
+ANSWER: Final = 30.0
+"""Seconds that the admin process has to answer."""
+
+T = TypeVar("T")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Create, list and revoke API keys.")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="The configuration that `forebay serve` runs with."),
+]
+StateOption = Annotated[
+    Path | None,
+    typer.Option("--state-dir", metavar="DIR", help="The state directory, where it is not the configured one."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Option("--name", help="What the key is for; unique among the keys of its user.")],
+    organisation: Annotated[str, typer.Option(help="The tenant.")] = "default",
+    department: Annotated[str | None, typer.Option()] = None,
+    project: Annotated[str | None, typer.Option()] = None,
+    user: Annotated[str | None, typer.Option()] = None,
+    models: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Models or aliases it may use, with commas; all where left out.")
+    ] = None,
+    class_: Annotated[str, typer.Option("--class", help="Priority class: vip, normal or low.")] = "normal",
+    may_raise_class: Annotated[
+        bool,
+        typer.Option("--may-raise-class", help="Let X-Priority and X-User-Tier raise the class, not only lower it."),
+    ] = False,
+    expires: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="A duration like 30d or 12h, or a date or time like 2027-01-31.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the key and nothing else.")] = False,
+    as_json_: JsonOption = False,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Create a key and print it on standard output, once: it cannot be shown again."""
+    fields: dict[str, object] = {
+        "name": name,
+        "organisation": organisation,
+        "department": department,
+        "project": project,
+        "user": user,
+        "models": [m.strip() for m in models.split(",")] if models is not None else [],
+        "class": class_,
+        "may_raise_class": may_raise_class,
+        "expires": expires,
+    }
+    answer = _reach(config, state_dir, make=True).create({k: v for k, v in fields.items() if v is not None})
+    record = answer["record"]
+    if as_json_:
+        print(json.dumps(answer, ensure_ascii=False, indent=2))
+        return
+    print(answer["key"])
+    if quiet:
+        return
+    say = [f"Key {record['id']} ({record['name']}) of {_owner(record)}, class {record['class']}"]
+    say.append(f"models: {', '.join(record['models']) or 'all'}; expires: {record['expires'] or 'never'}")
+    say.append("It is stored as a hash only: keep it now, it cannot be shown again.")
+    _say(*say, *_pending(answer))
+
+
+@app.command("list")
+def list_(
+    everything: Annotated[bool, typer.Option("--all", help="Expired and revoked keys too.")] = False,
+    as_json_: JsonOption = False,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """List the keys in the database. Keys of the configuration file are not among them."""
+    found = _reach(config, state_dir, make=False).list()
+    keys = [k for k in found if everything or k["state"] == "valid"]
+    if as_json_:
+        print(json.dumps(keys, ensure_ascii=False, indent=2))
+        return
+    if keys:
+        _table(keys)
+    hidden = len(found) - len(keys)
+    if hidden or not keys:
+        more = f"; {hidden} expired or revoked (--all shows them)" if hidden else ""
+        _say(f"{len(keys)} key{'s' * (len(keys) != 1)}{more}")
+
+
+@app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `forebay key list` shows it.")],
+    as_json_: JsonOption = False,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Revoke a key. Requests with it are refused from then on; it cannot be undone."""
+    answer = _reach(config, state_dir, make=False).revoke(key_id)
+    if as_json_:
+        print(json.dumps(answer, ensure_ascii=False, indent=2))
+        return
+    record = answer["record"]
+    _say(f"Key {record['id']} ({record['name']}) of {_owner(record)} is revoked since {record['revoked']}.")
+    _say(*_pending(answer))
+
+
+def _owner(record: dict[str, Any]) -> str:
+    levels = (record["organisation"], record["department"], record["project"], record["user"])
+    return " / ".join(level for level in levels if level)
+
+
+def _pending(answer: dict[str, Any]) -> list[str]:
+    if answer["workers"] == "pending":
+        return ["Not every worker has confirmed it yet; it is in the database, and they will be told."]
+    return []
+
+
+def _table(keys: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("id", "name", "owner", "class", "models", "state", "created", "expires"):
+        table.add_column(column, overflow="fold", no_wrap=column == "id")
+    for k in keys:
+        state = f"revoked {k['revoked'][:10]}" if k["revoked"] else k["state"]
+        models = ", ".join(k["models"]) or "all"
+        expires = k["expires"][:16] if k["expires"] else "never"
+        class_ = k["class"] + (" (may raise)" if k["may_raise_class"] else "")
+        table.add_row(k["id"], k["name"], _owner(k), class_, models, state, k["created"][:10], expires)
+    # Into a pipe, lines are not folded: other programs read them.
+    Console(width=None if sys.stdout.isatty() else 1_000, highlight=False, markup=False).print(table)
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    _say(f"forebay key: {message}")
+    sys.exit(code)
+
+
+# --- the two ways to the keys ----------------------------------------------------------------------------------------
+
+
+class _Admin:
+    """The key API of the running admin process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def answers(self) -> bool:
+        """False where no admin process listens."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(ANSWER)
+            try:
+                sock.connect(str(self._path))
+            except PermissionError:
+                _fail(f"{self._path} belongs to another user; run this as the user of `forebay serve`", EX_UNAVAILABLE)
+            except OSError:
+                return False
+        return True
+
+    def create(self, fields: dict[str, object]) -> dict[str, Any]:
+        return self._ask("POST", "/keys", fields)
+
+    def list(self) -> list[dict[str, Any]]:
+        keys: list[dict[str, Any]] = self._ask("GET", "/keys")["keys"]
+        return keys
+
+    def revoke(self, key_id: str) -> dict[str, Any]:
+        if not key_id.isalnum():  # it becomes a part of a path
+            _fail(f"'{shown(key_id)}' is no id of a key; `forebay key list` shows the ids", USAGE)
+        return self._ask("POST", f"/keys/{key_id}/revoke")
+
+    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        connection = _UnixConnection(self._path)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            answer: dict[str, Any] = json.loads(response.read())
+        except (OSError, ValueError, http.client.HTTPException) as e:
+            doubt = "; look with `forebay key list` whether the change was made" if method == "POST" else ""
+            _fail(
+                f"the admin process did not answer on {self._path}: {shown(e) or type(e).__name__}{doubt}",
+                EX_UNAVAILABLE,
+            )
+        finally:
+            connection.close()
+        if response.status < 300:
+            return answer
+        message = str(answer["error"]["message"])
+        _fail(message, {400: USAGE, 404: 1}.get(response.status, EX_UNAVAILABLE))
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=ANSWER)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(ANSWER)
+        self.sock.connect(str(self._path))
+
+
+class _Direct:
+    """The database itself; the caller holds its lock."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def create(self, fields: dict[str, object]) -> dict[str, Any]:
+        from forebay.ledger.keystore import NewKey
+
+        def call(store: Any) -> dict[str, Any]:
+            record, text = store.create(NewKey.check(fields, time.time()))
+            return {"key": text, "record": as_json(record, time.time()), "workers": "informed"}
+
+        return self._with_store(call, make=True)
+
+    def list(self) -> list[dict[str, Any]]:
+        return self._with_store(lambda store: [as_json(r, time.time()) for r in store.list()[1]], make=False)
+
+    def revoke(self, key_id: str) -> dict[str, Any]:
+        def call(store: Any) -> dict[str, Any]:
+            return {"record": as_json(store.revoke(key_id), time.time()), "workers": "informed"}
+
+        return self._with_store(call, make=False)
+
+    def _with_store(self, call: Callable[[Any], T], *, make: bool) -> T:
+        from forebay.ledger.database import Database, DatabaseError, DatabaseUrl
+        from forebay.ledger.keystore import BadField, KeyStore, UnknownKey
+
+        try:
+            database = Database(self._config.database, self._config.state_dir)
+            if not make and database.file is not None and not database.file.exists():
+                _fail(
+                    f"there is no database {database.file}; is --config or --state-dir the right one?", EX_UNAVAILABLE
+                )
+            try:
+                database.migrate()
+                return call(KeyStore(database, time.time))
+            finally:
+                database.close()
+        except BadField as e:
+            _fail(f"{e}", USAGE)
+        except UnknownKey as e:
+            _fail(str(e), 1)
+        except DatabaseUrl as e:
+            _fail(str(e), 78)
+        except DatabaseError as e:
+            _fail(str(e), EX_UNAVAILABLE)
+
+
+def _reach(config: Path | None, state_dir: Path | None, *, make: bool) -> _Admin | _Direct:
+    """The admin process where one answers, else the database with its lock taken, for the life of this process."""
+    from forebay.ledger.database import DatabaseGone, DatabaseLock
+
+    loaded = load(config, os.environ) if config is not None else Config()
+    if state_dir is not None:
+        loaded = loaded.model_copy(update={"state_dir": state_dir.absolute()})
+    admin = _Admin(admin_socket(loaded.state_dir))
+    if admin.answers():
+        return admin
+    if not make and not loaded.state_dir.is_dir():
+        _fail(f"there is no {loaded.state_dir}; is --config or --state-dir the right one?", EX_UNAVAILABLE)
+    lock = DatabaseLock(loaded.state_dir)
+    deadline = time.monotonic() + WAIT
+    try:
+        while not lock.take(0.2):
+            if admin.answers():  # it has just started
+                return admin
+            if time.monotonic() > deadline:
+                _fail(
+                    f"another process holds {lock.path}, and none answers on {admin_socket(loaded.state_dir)}; "
+                    "try again once it has finished",
+                    EX_UNAVAILABLE,
+                )
+    except DatabaseGone as e:
+        _fail(str(e), EX_UNAVAILABLE)
+    return _Direct(loaded)
