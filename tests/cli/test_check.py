@@ -99,6 +99,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     )
 
 
+def test_an_ascii_terminal_shows_what_it_can(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("admin: é\n")
+    done = check(file, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (78, "")
+    assert done.stdout.endswith("(found '\\xe9')\n")
+
+
 def test_the_schema_is_printed() -> None:
     done = subprocess.run([PROGRAM, "schema"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,7 +12,9 @@ import pytest
 import typer
 
 from forebay import __version__
+from forebay.cli import main
 from forebay.cli.main import COMMANDS, overview
+from forebay.config.load import loads
 
 PROGRAM = Path(sys.executable).with_name("forebay")
 
@@ -119,3 +121,30 @@ def test_a_closed_pipe_is_no_traceback(arguments: list[str], code: int) -> None:
 def test_no_stdout_at_all() -> None:
     done = subprocess.run(["sh", "-c", f"{PROGRAM} --help >&-"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def refuse() -> None:
+    """Read a configuration that cannot be used."""
+    loads("admin: 1\n", "forebay.yaml", {})
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(main, "COMMANDS", {"x": main.Command(__name__, command, "")})
+    return main.run(["x"])
+
+
+def test_a_bad_configuration_ends_any_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("refuse", monkeypatch) == 78
+    out, err = capsys.readouterr()
+    allowed = "an address is written host:port (port 0 to 65535), [v6]:port or unix:/absolute/path"
+    assert (out, err) == ("", f"forebay.yaml:1: admin: {allowed} (found 1)\n")
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("interrupted", monkeypatch) == 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -35,16 +36,19 @@ def command(
     except ConfigError as e:
         problems = e.problems
     wrong = any(problem.severity is Severity.ERROR for problem in problems)
-    if output is Format.JSON:
-        print(json.dumps({"ok": not wrong, "problems": [p.as_dict() for p in problems]}, ensure_ascii=False, indent=2))
-    else:
-        _print(file, problems, wrong)
+    with suppress(BrokenPipeError):  # a reader who has left changes nothing about the verdict
+        print(_json(problems, wrong) if output is Format.JSON else _text(file, problems, wrong))
     sys.exit(EX_CONFIG if wrong else 0)
 
 
-def _print(file: Path, problems: list[Problem], wrong: bool) -> None:
-    for problem in problems:
-        print(problem)
+def _json(problems: list[Problem], wrong: bool) -> str:
+    answer = {"ok": not wrong, "problems": [problem.as_dict() for problem in problems]}
+    return json.dumps(answer, ensure_ascii=False, indent=2)
+
+
+def _text(file: Path, problems: list[Problem], wrong: bool) -> str:
+    lines = [str(problem) for problem in problems]
     if not wrong:
         count = len(problems)
-        print(f"{file}: can be used" + (f", with {count} warning{'s' * (count > 1)}" if count else ""))
+        lines.append(f"{file}: can be used" + (f", with {count} warning{'s' * (count > 1)}" if count else ""))
+    return "\n".join(lines)

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from io import TextIOWrapper
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -42,6 +43,11 @@ COMMANDS = MappingProxyType(
 def main() -> NoReturn:
     """The entry point of the `forebay` program."""
     code = 0
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a terminal that cannot show a character still shows the rest
     try:
         try:
             code = run(sys.argv[1:])
