@@ -33,5 +33,13 @@ test-system: $(STAMP)
 test-engines: $(STAMP)
 	$(BIN)/pytest -m engines $(ARGS)
 
+# Every property test, with 200 times the examples; hypothesis marks them itself.
+fuzz: $(STAMP)
+	$(BIN)/pytest -m hypothesis --hypothesis-profile=fuzz --timeout 3600 $(ARGS)
+
+# CHECK=1 exits 1 where a bar is missed; what else each one takes is in benchmarks/NAME/README.md
+bench-%: $(STAMP)
+	$(BIN)/python -m benchmarks.$*
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov results

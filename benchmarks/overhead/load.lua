@@ -1,0 +1,31 @@
+-- wrk: cycle over request bodies (one a line), stop when the COUNTth is sent, print a summary as JSON.
+-- Environment: BODIES (file of request bodies), COUNT, KEY (bearer token).
+local bodies, at, sent = {}, 0, 0
+local stop_at = tonumber(os.getenv("COUNT"))
+
+function init(args)
+  local headers = { ["content-type"] = "application/json", ["authorization"] = "Bearer " .. os.getenv("KEY") }
+  for line in io.lines(os.getenv("BODIES")) do
+    bodies[#bodies + 1] = wrk.format("POST", "/v1/chat/completions", headers, line)
+  end
+end
+
+function request()
+  sent = sent + 1
+  if sent == stop_at then
+    wrk.thread:stop()
+    io.write("STOP\n") -- wrk itself sleeps to the end of its duration: the harness interrupts it
+    io.flush()
+  end
+  at = at % #bodies + 1
+  return bodies[at]
+end
+
+function done(summary, latency, requests)
+  io.write(string.format(
+    'JSON {"requests": %d, "seconds": %.6f, "bytes": %d, "connect": %d, "read": %d, "write": %d, "status": %d, ' ..
+    '"timeout": %d, "p50_ms": %.3f, "p99_ms": %.3f}\n',
+    summary.requests, summary.duration / 1e6, summary.bytes, summary.errors.connect, summary.errors.read,
+    summary.errors.write, summary.errors.status, summary.errors.timeout,
+    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
+end

@@ -1,0 +1,190 @@
+"""What is measured: each subject is started in front of the mock upstream, pinned to one core, and named by its URL and
+process tree."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common import BENCH_KEY, MODEL, BenchError, Tree, answers_ok, free_port, gateway, running, wait_until
+
+
+@dataclass(frozen=True)
+class Running:
+    url: str
+    tree: Tree
+
+
+Start = Callable[[Path, str, int], contextlib.AbstractContextManager[Running]]
+"""(work directory, upstream URL, core) → the subject, up and ready."""
+
+NGINX = """
+daemon off;
+{user}
+worker_processes 1;
+worker_rlimit_nofile 16384;
+pid {work}/nginx.pid;
+error_log {work}/nginx-error.log warn;
+events {{ worker_connections 8192; }}
+http {{
+  access_log {work}/nginx-access.log combined;
+  client_body_temp_path {work}/nginx-body;
+  proxy_temp_path {work}/nginx-proxy;
+  fastcgi_temp_path {work}/nginx-fastcgi;
+  uwsgi_temp_path {work}/nginx-uwsgi;
+  scgi_temp_path {work}/nginx-scgi;
+  keepalive_requests 1000000000;
+  upstream engine {{ server {upstream}; keepalive 128; keepalive_requests 1000000000; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    tcp_nodelay on;
+    client_body_buffer_size 64k;
+    location / {{
+      proxy_pass http://engine;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+@contextlib.contextmanager
+def nginx(work: Path, upstream: str, core: int) -> Iterator[Running]:
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        raise BenchError("nginx is the yardstick and is not installed (Debian: apt-get install nginx-light)")
+    port = free_port()
+    conf = work / "nginx.conf"
+    user = "user root;" if os.geteuid() == 0 else ""
+    conf.write_text(NGINX.format(work=work, port=port, upstream=upstream.removeprefix("http://"), user=user))
+    log = work / "nginx.log"
+    with running([program, "-c", str(conf), "-p", str(work)], core=core, log=log) as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(answers_ok(f"{url}/health"), process, log, "nginx")
+        yield Running(url, Tree(process.pid))
+
+
+@contextlib.contextmanager
+def bare(work: Path, upstream: str, core: int) -> Iterator[Running]:
+    port = free_port()
+    log = work / "bare.log"
+    command = [sys.executable, "-m", "benchmarks.bare_proxy", "--port", str(port)]
+    command += ["--upstream", upstream.removeprefix("http://")]
+    with running(command, core=core, log=log) as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(answers_ok(f"{url}/health"), process, log, "the bare proxy")
+        yield Running(url, Tree(process.pid))
+
+
+@contextlib.contextmanager
+def forebay(work: Path, upstream: str, core: int) -> Iterator[Running]:
+    with gateway(work, upstream, core=core) as up:
+        yield Running(up.url, up.tree)
+
+
+# --- peers from PyPI -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Peer:
+    requirement: str
+    """Pinned, so that the table can be repeated."""
+    command: Callable[[Path, str, int, Path], list[str]]
+    """(its venv's bin, upstream, port, work directory) → command line; writes what files it needs."""
+    health: str
+    ready: float = 60.0
+
+    @property
+    def venv(self) -> Path:
+        return cache_dir() / self.requirement.replace("[proxy]", "").replace("==", "-")
+
+    @property
+    def installed(self) -> bool:
+        return (self.venv / ".installed").exists()
+
+    def install(self, seconds: float) -> None:
+        """Into its own venv, wheels only. Raises BenchError with pip's own last words."""
+        if self.installed:
+            return
+        shutil.rmtree(self.venv, ignore_errors=True)
+        self.venv.parent.mkdir(parents=True, exist_ok=True)
+        pip = [str(self.venv / "bin" / "pip"), "install", "--quiet", "--only-binary", ":all:", self.requirement]
+        try:
+            subprocess.run([sys.executable, "-m", "venv", str(self.venv)], check=True, capture_output=True, timeout=60)
+            subprocess.run(pip, check=True, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"not installable: pip took over {seconds:g} s") from None
+        except subprocess.CalledProcessError as e:
+            words = [x for x in (e.stderr or "").splitlines() if x.startswith("ERROR")] or ["pip failed"]
+            raise BenchError(f"not installable: {words[-1].removeprefix('ERROR: ')}") from None
+        (self.venv / ".installed").touch()
+
+    @contextlib.contextmanager
+    def start(self, work: Path, upstream: str, core: int) -> Iterator[Running]:
+        port = free_port()
+        name = self.venv.name
+        log = work / f"{name}.log"
+        command = self.command(self.venv / "bin", upstream, port, work)
+        quiet = {"DO_NOT_TRACK": "1", "LITELLM_TELEMETRY": "False", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        with running(command, core=core, log=log, env=quiet, cwd=work, grace=5) as process:
+            url = f"http://127.0.0.1:{port}"
+            wait_until(answers_ok(f"{url}{self.health}"), process, log, name, timeout=self.ready)
+            yield Running(url, Tree(process.pid))
+
+
+def cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "forebay" / "peers"
+
+
+def _vllm_router(bin_: Path, upstream: str, port: int, work: Path) -> list[str]:
+    command = [str(bin_ / "vllm-router"), "--host", "127.0.0.1", "--port", str(port), "--worker-urls", upstream]
+    return [*command, "--policy", "round_robin", "--prometheus-port", str(free_port())]
+
+
+def _sglang_router(bin_: Path, upstream: str, port: int, work: Path) -> list[str]:
+    command = [str(bin_ / "python"), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    return [*command, "--worker-urls", upstream, "--policy", "round_robin", "--prometheus-port", str(free_port())]
+
+
+def _litellm(bin_: Path, upstream: str, port: int, work: Path) -> list[str]:
+    config = {
+        "model_list": [
+            {
+                "model_name": MODEL,
+                "litellm_params": {"model": f"openai/{MODEL}", "api_base": f"{upstream}/v1", "api_key": "none"},
+            }
+        ],
+        "general_settings": {"master_key": BENCH_KEY},
+        "litellm_settings": {"telemetry": False},
+    }
+    file = work / "litellm.yaml"
+    file.write_text(json.dumps(config))
+    return [
+        str(bin_ / "litellm"),
+        "--config",
+        str(file),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--num_workers",
+        "1",
+    ]
+
+
+PEERS = {
+    "vllm-router": Peer("vllm-router==0.1.17", _vllm_router, "/health"),
+    "sglang-router": Peer("sglang-router==0.3.2", _sglang_router, "/health"),
+    "litellm": Peer("litellm[proxy]==1.106.12", _litellm, "/health/liveliness", ready=120.0),
+}
+OWN: dict[str, Start] = {"nginx": nginx, "bare": bare, "forebay": forebay}
