@@ -134,7 +134,10 @@ def events_of(outputs: list[bytes]) -> list[Event]:
 @example(b"data: a\r\r\ndata: b\r\r", [9])
 @example(b"data: a\r\n\r\n\r\n", [10, 11])
 @example(BOM + b"\ndata: a\n\n", [1, 2, 3])
-@example(b"\xef\n\n", [1])
+@example(BOM + b"\n", [1])
+@example(BOM + b"\n", [3])
+@example(b"\xef\n", [1])
+@example(b"data: a\n\n" + BOM + b"\n", [9])  # a mark that does not open the stream is text
 def test_after_each_feed_what_is_out_is_whole_and_what_is_in_is_not(stream: bytes, where: list[int]) -> None:
     framer = Framer()
     fed = out = b""
