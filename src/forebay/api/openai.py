@@ -16,6 +16,7 @@ from forebay import errors
 from forebay.errors import Refusal
 
 Raw = msgspec.Raw
+_ABSENT: Final = msgspec.Raw(b"")
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -36,16 +37,16 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class ChatBody(Body, frozen=True):
-    messages: Raw | None = None
+    messages: Raw = _ABSENT
 
 
 class CompletionBody(Body, frozen=True):
-    prompt: Raw | None = None
+    prompt: Raw = _ABSENT
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True):
     model: str | None = None
-    input: Raw | None = None
+    input: Raw = _ABSENT
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -160,12 +161,10 @@ def _wrong_type(text: str) -> Refusal:
     return errors.wrong_type(field, _named(m["wanted"]), _named(m["got"]))
 
 
-def check_content(field: str, raw: Raw | None, *, kinds: bytes) -> None:
+def check_content(field: str, raw: Raw, *, kinds: bytes) -> None:
     """The content field is there, of one of the kinds given by their first byte, and not empty. Raises Refusal."""
-    if raw is None:
-        raise errors.missing_field(field, _FIXES[field])
     view = memoryview(raw)
-    first = view[0]
+    first = view[0] if view else ord("n")
     if first == ord("n"):
         raise errors.missing_field(field, _FIXES[field])
     if first not in kinds:
@@ -199,6 +198,20 @@ def rewritten(body: bytes, replace: Mapping[str, bytes], defaults: Mapping[str, 
             fields[name] = Raw(value)
     for name, value in replace.items():
         fields[name] = Raw(value)
+    return msgspec.json.encode(fields)
+
+
+def asking_for_usage(body: bytes) -> bytes:
+    """A stream request's body with `stream_options.include_usage` set, its other options untouched."""
+    if b'"stream_options"' not in body:
+        return with_first_field(body, b'"stream_options":{"include_usage":true}')
+    fields: dict[str, Raw] = _fields_decoder.decode(body)
+    given = fields.get("stream_options")
+    options: dict[str, Raw] = (
+        (msgspec.json.decode(given, type=dict[str, Raw] | None) or {}) if given is not None else {}
+    )
+    options["include_usage"] = Raw(b"true")
+    fields["stream_options"] = Raw(msgspec.json.encode(options))
     return msgspec.json.encode(fields)
 
 

@@ -1,0 +1,167 @@
+"""One child process of the supervisor: started, watched through a pidfd, told things over its channel, restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forebay.state.channel import CHANNEL_ENV, Channel, ChannelBroken
+from forebay.state.messages import Message, Ready, Start
+
+log = logging.getLogger("forebay.supervisor")
+
+FIRST_DELAY, MAX_DELAY = 0.1, 5.0
+"""Seconds before a restart: doubled each time, back to the first after STEADY seconds of life."""
+STEADY = 30.0
+GIVE_UP = 5
+"""Starts of a child that never became ready before there is no hope."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """How a child is started. `start` makes its first message anew each time, None for a child without a channel."""
+
+    name: str
+    command: Callable[[], list[str]]
+    fds: tuple[int, ...] = ()
+    start: Callable[[], Start] | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class Child:
+    """Mutable state: the running process, its channel, how often it failed in a row."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.ready = asyncio.Event()
+        self.failures = 0
+        self.hopeless = asyncio.Event()
+        self._ever_ready = False
+        self.stopping = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._gone = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    async def keep(self) -> None:
+        """Run it, and run it again whenever it ends, until it is stopped."""
+        delay = FIRST_DELAY
+        while not self._told_to_stop():
+            began = time.monotonic()
+            try:
+                code = await self._run_once()
+            except OSError as e:
+                log.error("%s cannot be started: %s", self.plan.name, e)
+                code = -1
+            self.ready.clear()
+            if self._told_to_stop():
+                return
+            self.failures += 1
+            if time.monotonic() - began > STEADY:
+                delay, self.failures = FIRST_DELAY, 1
+            if self.failures >= GIVE_UP and not self._ever_ready:
+                self.hopeless.set()
+            log.error("%s ended (%s); it is started again in %.1f s", self.plan.name, _how(code), delay)
+            await asyncio.sleep(delay)
+            delay = min(MAX_DELAY, delay * 2)
+
+    def _told_to_stop(self) -> bool:
+        return self.stopping
+
+    async def _run_once(self) -> int:
+        ours: socket.socket | None = None
+        env = {**os.environ, **self.plan.env}
+        fds = list(self.plan.fds)
+        if self.plan.start is not None:
+            ours, theirs = socket.socketpair()
+            env[CHANNEL_ENV] = str(theirs.fileno())
+            fds.append(theirs.fileno())
+        else:
+            theirs = None
+        self._gone.clear()
+        try:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, not a wait
+                self.plan.command(), stdin=subprocess.DEVNULL, pass_fds=fds, env=env, close_fds=True
+            )
+        finally:
+            if theirs is not None:
+                theirs.close()
+        pidfd = os.pidfd_open(self._process.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, self._gone.set)
+        try:
+            if ours is not None and self.plan.start is not None:
+                self._channel = await Channel.from_socket(ours)
+                await self._talk(self._channel, self.plan.start())
+            else:
+                self.ready.set()
+            await self._gone.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            channel, self._channel = self._channel, None
+            if channel is not None:
+                await channel.close()
+        return self._process.wait()
+
+    async def _talk(self, channel: Channel, start: Start) -> None:
+        """Say what to do and wait for Ready, or for its end."""
+        with contextlib.suppress(ConnectionError, ChannelBroken):
+            await channel.send(start)
+            hearing = asyncio.ensure_future(channel.receive())
+            ending = asyncio.ensure_future(self._gone.wait())
+            await asyncio.wait((hearing, ending), return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            if not hearing.done():
+                hearing.cancel()
+            elif isinstance(hearing.result(), Ready):
+                self.ready.set()
+                self._ever_ready = True
+
+    async def send(self, message: Message) -> None:
+        """Tell it something; nothing happens where it is not there."""
+        if self._channel is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._channel.send(message)
+
+    def stop(self) -> None:
+        """From now on its end is no failure."""
+        self.stopping = True
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    async def wait(self, seconds: float) -> bool:
+        """Until it is gone, at most `seconds`; True where it is."""
+        if self._process is None or self._process.poll() is not None:
+            return True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._gone.wait(), seconds)
+        return self._process.poll() is not None
+
+    def __repr__(self) -> str:
+        return f"<Child {self.plan.name} pid {self.pid}{' ready' if self.ready.is_set() else ''}>"
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"

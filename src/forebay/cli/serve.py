@@ -1,0 +1,183 @@
+"""`forebay serve`: the gateway, with an engine built in where none is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay import __version__
+from forebay.cli.children import Plan, python
+from forebay.cli.supervisor import CannotStart, Supervisor, bind
+from forebay.config.models import Address, Anonymous, Callers, Class, Config, Engine, EngineKind, Listener
+from forebay.config.problems import ConfigError
+
+LOCAL_MODEL = "smollm2-135m-instruct"
+EMULATED_MODEL = "forebay-sim"
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """An engine that the supervisor starts: its process, its entry in the configuration, and the descriptors to keep
+    open while it lives."""
+
+    plan: Plan
+    entry: Engine
+    keep: tuple[int, ...]
+
+
+class BuiltIn(StrEnum):
+    EMULATED = "emulated"
+    LOCAL = "local"
+
+
+def command(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="forebay.yaml.", envvar="FOREBAY_CONFIG")
+    ] = None,
+    engine: Annotated[
+        BuiltIn | None, typer.Option(help="Start an engine of our own: emulated, or local (SmolLM2 on this CPU).")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="Address of the API; overrides the file's listeners.")] = None,
+    admin: Annotated[str | None, typer.Option(help="Address of health and metrics; overrides the file's.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where state is kept; overrides the file's.")] = None,
+) -> None:
+    """Run the gateway.
+
+    Without a configuration file it serves an emulated engine on 127.0.0.1:8080, to this machine only, with any API key
+    or none. SIGTERM drains, SIGHUP reads the file again.
+
+    Exits with 0 after a drain, 78 for a configuration that cannot be used, 71 where an address is taken, 69 where
+    another Forebay uses the same state directory.
+    """
+    logging.basicConfig(level=logging.INFO, format="forebay: %(message)s", stream=sys.stderr)
+
+    def read() -> Config:
+        return _overridden(_load(config) if config is not None else _without_file(), listen, admin, state_dir)
+
+    try:
+        settings = read()
+    except ConfigError as e:
+        for problem in e.problems:
+            print(problem, file=sys.stderr)
+        sys.exit(78)
+    except ValueError as e:
+        print(f"forebay serve: {e}", file=sys.stderr)
+        sys.exit(2)
+    built_in = engine or (BuiltIn.EMULATED if config is None else None)
+    if built_in is None and not settings.engines:
+        print(f"forebay serve: {config} names no engine; add one under engines:, or use --engine", file=sys.stderr)
+        sys.exit(78)
+    try:
+        sys.exit(asyncio.run(_run(settings, read if config is not None else None, built_in, config)))
+    except CannotStart as e:
+        print(f"forebay serve: {e}", file=sys.stderr)
+        sys.exit(e.code)
+
+
+async def _run(
+    settings: Config, reread: Callable[[], Config] | None, built_in: BuiltIn | None, file: Path | None
+) -> int:
+    companion = _companion(built_in) if built_in is not None else None
+
+    def with_engine(config: Config) -> Config:
+        added = (companion.entry,) if companion is not None else ()
+        return config.model_copy(update={"engines": (*config.engines, *added)})
+
+    supervisor = Supervisor(
+        with_engine(settings),
+        (lambda: with_engine(reread())) if reread is not None else None,
+        companion.plan if companion is not None else None,
+    )
+    try:
+        return await supervisor.run(lambda: _say_ready(supervisor, settings, built_in, file))
+    finally:
+        for fd in companion.keep if companion is not None else ():
+            os.close(fd)
+
+
+def _load(path: Path) -> Config:
+    from forebay.config.load import load
+
+    return load(path, os.environ)
+
+
+def _without_file() -> Config:
+    anonymous = Anonymous.model_validate({"enabled": True, "any_key": True, "class": Class.NORMAL})
+    return Config(callers=Callers(anonymous=anonymous))
+
+
+def _overridden(config: Config, listen: str | None, admin: str | None, state_dir: Path | None) -> Config:
+    """Raises ValueError for an address that is none, or a listener that the rest does not allow."""
+    changes: dict[str, object] = {}
+    if listen is not None:
+        changes["listeners"] = (Listener(address=Address.parse(listen)),)
+    if admin is not None:
+        changes["admin"] = Address.parse(admin)
+    if state_dir is not None:
+        changes["state_dir"] = state_dir.absolute()
+    changed = config.model_copy(update=changes)
+    if config.callers.anonymous.any_key and not all(x.address.loopback for x in changed.listeners):
+        raise ValueError("without a configuration file only this machine is served: --listen takes a loopback address")
+    return changed
+
+
+def _companion(built_in: BuiltIn) -> Companion:
+    with bind(Address(host="127.0.0.1", port=0)) as sock:
+        port = sock.getsockname()[1]
+        listening = os.dup(sock.fileno())
+    theirs, ours = os.pipe()  # the engine ends when our end closes
+    if built_in is BuiltIn.EMULATED:
+        arguments = python(
+            "forebay.sim.main", "--fd", str(listening), "--parent-fd", str(theirs), "--model", EMULATED_MODEL
+        )
+        arguments += ["--keep-alive", "3600"]
+        entry = Engine(name="built-in", url=f"http://127.0.0.1:{port}", kind=EngineKind.VLLM, health_interval=1.0)
+        return Companion(Plan("engine", lambda: arguments, (listening, theirs)), entry, (listening, theirs, ours))
+    os.close(listening)
+    from forebay.engines.local import model_path
+
+    path = model_path()
+    arguments = python(
+        "forebay.engines.local_server", "--model", str(path), "--port", str(port), "--parent-fd", str(theirs)
+    )
+    entry = Engine(
+        name="local",
+        url=f"http://127.0.0.1:{port}",
+        kind=EngineKind.OPENAI,
+        models=(LOCAL_MODEL,),
+        health_interval=5.0,
+        unhealthy_after=3,
+    )
+    return Companion(Plan("engine", lambda: arguments, (theirs,)), entry, (theirs, ours))
+
+
+def _say_ready(supervisor: Supervisor, config: Config, built_in: BuiltIn | None, file: Path | None) -> None:
+    where = [
+        _url(listener.address, sock.getsockname(), listener.tls is not None)
+        for listener, sock in zip(config.listeners, supervisor.listeners, strict=True)
+    ]
+    admin = _url(config.admin, supervisor.admin_listener.getsockname(), False)
+    lines = [f"Forebay {__version__} serves {', '.join(where)} (health and metrics on {admin})"]
+    if built_in is not None:
+        model = EMULATED_MODEL if built_in is BuiltIn.EMULATED else LOCAL_MODEL
+        lines.append(f"  engine: built in, {built_in.value}, model {model}")
+    if file is None:
+        lines.append("  no configuration file: this machine only, any API key or none is accepted")
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _url(address: Address, bound: object, tls: bool) -> str:
+    if address.unix:
+        return f"unix:{address.unix}"
+    port = bound[1] if isinstance(bound, tuple) else address.port
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{'https' if tls else 'http'}://{host}:{port}"

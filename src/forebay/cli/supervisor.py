@@ -1,0 +1,243 @@
+"""The supervisor: binds the sockets, starts admin and worker processes, restarts what crashes, passes signals on.
+
+It is the only reader of the configuration file. Its children get the checked configuration over an inherited socket
+and notice its end by that socket's. SIGHUP reads the file again; SIGTERM and SIGINT drain; a second one kills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import signal
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from forebay.cli.children import GIVE_UP, Child, Plan, python
+from forebay.cli.notify import notify
+from forebay.config.models import Address, Config
+from forebay.config.problems import ConfigError
+from forebay.state.messages import Drain, Draining, Reload, Start, run_dir
+
+log = logging.getLogger("forebay.supervisor")
+
+EX_OK, EX_FAILED, EX_UNAVAILABLE, EX_OSERR = 0, 1, 69, 71
+KILL_AFTER = 3.0
+"""Seconds past the drain's deadline before what is left is killed."""
+
+
+class CannotStart(Exception):
+    """With the exit code for it."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def bind(address: Address) -> socket.socket:
+    """A bound, listening socket. Raises CannotStart."""
+    try:
+        if address.unix:
+            return _bind_unix(Path(address.unix))
+        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, where = infos[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(4096)
+    except OSError as e:
+        raise CannotStart(EX_OSERR, f"cannot listen on {address}: {e.strerror or e}") from None
+    return sock
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    """A socket file left by a process that is gone is replaced; one that answers is not."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.stat().st_mode):
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    raise OSError(0, "another process listens there")
+            path.unlink()
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    sock.listen(4096)
+    return sock
+
+
+def prepare_state_dir(path: Path) -> int:
+    """Make it, private; returns the descriptor of the lock that only one supervisor holds. Raises CannotStart."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+        run_dir(path).mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(run_dir(path) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise CannotStart(EX_OSERR, f"state_dir {path} cannot be used: {e.strerror or e}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise CannotStart(EX_UNAVAILABLE, f"another Forebay runs with state_dir {path}") from None
+    return lock
+
+
+class Supervisor:
+    """`reread` reads the configuration file again, None where there is none; `engine` plans a built-in engine."""
+
+    def __init__(self, config: Config, reread: Callable[[], Config] | None, engine: Plan | None) -> None:
+        self._config = config
+        self._reread = reread
+        self._boot = secrets.token_hex(8)
+        self._lock = prepare_state_dir(config.state_dir)
+        self.listeners = [bind(x.address) for x in config.listeners]
+        self.admin_listener = bind(config.admin)
+        self._stop = asyncio.Event()
+        self._kill = asyncio.Event()
+        self._hup = asyncio.Event()
+        worker_fds = tuple(s.fileno() for s in self.listeners)
+        admin_fds = (self.admin_listener.fileno(),)
+        self.admin = Child(
+            Plan("admin", lambda: python("forebay.admin.main"), admin_fds, lambda: self._start_message(0, admin_fds))
+        )
+        self.workers = [
+            Child(
+                Plan(
+                    "worker-0",
+                    lambda: python("forebay.gateway.worker"),
+                    worker_fds,
+                    lambda: self._start_message(0, worker_fds),
+                )
+            )
+        ]
+        self.engine = Child(engine) if engine is not None else None
+        self.exit_code = EX_OK
+
+    @property
+    def children(self) -> list[Child]:
+        return [*self.workers, self.admin, *([self.engine] if self.engine is not None else [])]
+
+    def _start_message(self, index: int, fds: tuple[int, ...]) -> Start:
+        return Start(self._config.model_dump_json(by_alias=True), index, self._boot, fds)
+
+    async def run(self, on_ready: Callable[[], None]) -> int:
+        """Until a signal or a hopeless child; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._terminate)
+        loop.add_signal_handler(signal.SIGHUP, self._hup.set)
+        async with asyncio.TaskGroup() as group:
+            keepers = [group.create_task(child.keep()) for child in self.children]
+            helpers = [
+                group.create_task(self._announce(on_ready)),
+                group.create_task(self._reloads()),
+                group.create_task(self._watch_for_hopeless()),
+            ]
+            await self._stop.wait()
+            notify("STOPPING=1")
+            for helper in helpers:
+                helper.cancel()
+            await self._shut_down()
+            for keeper in keepers:
+                keeper.cancel()
+        os.close(self._lock)
+        self._remove_unix_sockets()
+        return self.exit_code
+
+    def _terminate(self) -> None:
+        if self._stop.is_set():
+            self._kill.set()
+        self._stop.set()
+
+    async def _announce(self, on_ready: Callable[[], None]) -> None:
+        for child in (*self.workers, self.admin):
+            await child.ready.wait()
+        notify(f"READY=1\nMAINPID={os.getpid()}")
+        on_ready()
+
+    async def _watch_for_hopeless(self) -> None:
+        """The gateway cannot do without its own processes; without the built-in engine it can."""
+        waiting = [asyncio.ensure_future(c.hopeless.wait()) for c in (*self.workers, self.admin)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in waiting:
+                future.cancel()
+        log.error("a process failed %d times before it was ever ready: giving up", GIVE_UP)
+        self.exit_code = EX_FAILED
+        self._stop.set()
+
+    # --- reload ------------------------------------------------------------------------------------------------------
+
+    async def _reloads(self) -> None:
+        while True:
+            await self._hup.wait()
+            self._hup.clear()
+            await self._reload()
+
+    async def _reload(self) -> None:
+        if self._reread is None:
+            log.warning("SIGHUP: there is no configuration file to read again")
+            return
+        notify("RELOADING=1")
+        try:
+            # On this loop: the supervisor has nothing else to do, and one reload must not overtake another.
+            config = self._reread()
+        except ConfigError as e:
+            for problem in e.problems:
+                log.error("%s", problem)
+            log.error("the new configuration cannot be used; the running one stays in force")
+        else:
+            fixed = [f for f in ("admin", "state_dir", "database") if getattr(config, f) != getattr(self._config, f)]
+            if [x.address for x in config.listeners] != [x.address for x in self._config.listeners] or [
+                x.tls is None for x in config.listeners
+            ] != [x.tls is None for x in self._config.listeners]:
+                fixed.append("listeners")
+            if fixed:
+                log.warning("%s: a change takes a restart; the rest is in force now", ", ".join(fixed))
+                config = config.model_copy(update={f: getattr(self._config, f) for f in fixed})
+            self._config = config
+            message = Reload(config.model_dump_json(by_alias=True))
+            for child in (*self.workers, self.admin):
+                await child.send(message)
+            log.info("configuration reloaded")
+        notify("READY=1")
+
+    # --- shutdown ----------------------------------------------------------------------------------------------------
+
+    async def _shut_down(self) -> None:
+        timeouts = self._config.timeouts
+        for child in self.children:
+            child.stop()
+        await self.admin.send(Draining())
+        await self._unless_killed(asyncio.sleep(timeouts.drain_delay))
+        for worker in self.workers:
+            await worker.send(Drain(timeouts.drain))
+        limit = timeouts.drain + KILL_AFTER
+        await self._unless_killed(*(w.wait(limit) for w in self.workers))
+        for child in self.children:
+            if child not in self.workers:
+                child.signal(signal.SIGTERM)
+        await self._unless_killed(*(c.wait(KILL_AFTER) for c in self.children))
+        for child in self.children:
+            if not await child.wait(0.0):
+                log.error("%s did not leave and is killed", child.plan.name)
+                child.signal(signal.SIGKILL)
+                await child.wait(KILL_AFTER)
+
+    async def _unless_killed(self, *waits: Awaitable[object]) -> None:
+        """All of `waits`, or the second signal."""
+        waiting = asyncio.gather(*waits)
+        killing = asyncio.ensure_future(self._kill.wait())
+        await asyncio.wait((waiting, killing), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        killing.cancel()
+
+    def _remove_unix_sockets(self) -> None:
+        for listener in (*(x.address for x in self._config.listeners), self._config.admin):
+            if listener.unix:
+                Path(listener.unix).unlink(missing_ok=True)

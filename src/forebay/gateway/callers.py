@@ -1,0 +1,243 @@
+"""Who is calling: keys, classes, addresses."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from forebay import errors
+from forebay.config.models import Callers as CallersConfig
+from forebay.config.models import Class, Listener
+from forebay.ledger.records import KeyRecord
+from forebay.wire.message import Request
+
+CLASS_HEADERS: Final = (b"x-priority", b"x-user-tier")
+_CLASS_WORDS: Final = {
+    b"vip": Class.VIP,
+    b"high": Class.VIP,
+    b"premium": Class.VIP,
+    b"normal": Class.NORMAL,
+    b"default": Class.NORMAL,
+    b"standard": Class.NORMAL,
+    b"low": Class.LOW,
+    b"batch": Class.LOW,
+    b"free": Class.LOW,
+}
+MAX_ADDRESSES: Final = 10_000
+MAX_KEY: Final = 512
+
+
+class Caller:
+    """Who a request belongs to. `key_id` is "anonymous" where no key was shown."""
+
+    __slots__ = ("class_", "key_id", "may_raise_class", "models", "name", "organisation", "record")
+
+    def __init__(self, record: KeyRecord) -> None:
+        self.record = record
+        self.key_id = record.id
+        self.name = record.name
+        self.organisation = record.organisation
+        self.models = frozenset(record.models)
+        self.class_ = Class(record.class_)
+        self.may_raise_class = record.may_raise_class
+
+    def may_use(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+    def class_of(self, request: Request) -> Class:
+        """The key's class, lowered by a header where there is one; raised only where the key allows."""
+        fields = request.fields
+        wanted: Class | None = None
+        for name in CLASS_HEADERS:
+            value = fields.get(name)
+            if value is not None:
+                word = value.strip().lower()
+                found = _CLASS_WORDS.get(word)
+                if found is None:
+                    raise errors.bad_request(
+                        f"{name.decode()} must be vip, normal or low, not '{errors.shown(value.decode('latin-1'))}'.",
+                        param=name.decode(),
+                        code="wrong_type",
+                    )
+                if wanted is None or found.rank > wanted.rank:
+                    wanted = found
+        if wanted is None or (wanted.rank < self.class_.rank and not self.may_raise_class):
+            return self.class_
+        return wanted
+
+    def __repr__(self) -> str:
+        return f"<Caller {self.key_id} {self.organisation} {self.class_.value}>"
+
+
+class FailedKeys:
+    """A bucket of failures an address: `per_minute` at once, refilled evenly. At most MAX_ADDRESSES are remembered."""
+
+    def __init__(self, per_minute: int) -> None:
+        self.per_minute = per_minute
+        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def failed(self, address: str, now: float) -> float:
+        """Count one failure. 0 where it was within the rate, else seconds until the next one would be."""
+        rate = self.per_minute / 60
+        spent, at = self._spent.pop(address, (0.0, now))
+        spent = max(0.0, spent - (now - at) * rate)
+        wait = 0.0 if spent + 1 <= self.per_minute else (spent + 1 - self.per_minute) / rate
+        self._spent[address] = (spent if wait else spent + 1, now)
+        if len(self._spent) > MAX_ADDRESSES:
+            self._spent.popitem(last=False)
+        return wait
+
+    def __repr__(self) -> str:
+        return f"<FailedKeys {len(self._spent)} addresses>"
+
+
+class Callers:
+    """The key list in force. `known` is False until one has arrived, from the admin process or its snapshot."""
+
+    def __init__(self, config: CallersConfig, listeners: Iterable[Listener] = ()) -> None:
+        self._stored: tuple[KeyRecord, ...] = ()
+        self._by_digest: dict[bytes, Caller] = {}
+        self.version = -1
+        self.known = False
+        self.configure(config, listeners)
+
+    def configure(self, config: CallersConfig, listeners: Iterable[Listener]) -> None:
+        self._config = config
+        self._failed = FailedKeys(config.failed_keys_per_minute)
+        self._proxies: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._trust_unix = False
+        for listener in listeners:
+            for text in listener.trusted_proxies:
+                if text == "unix":
+                    self._trust_unix = True
+                else:
+                    self._proxies.append(ipaddress.ip_network(text, strict=False))
+        anonymous = config.anonymous
+        self._anonymous = (
+            Caller(
+                KeyRecord(
+                    id="anonymous",
+                    sha256=b"",
+                    name="anonymous",
+                    organisation="anonymous",
+                    models=anonymous.models,
+                    class_=anonymous.class_.value,
+                )
+            )
+            if anonymous.enabled
+            else None
+        )
+        self._rebuild()
+
+    def set_keys(self, keys: tuple[KeyRecord, ...], version: int) -> None:
+        self._stored = keys
+        self.version = version
+        self.known = True
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        records = list(self._stored)
+        records += [
+            KeyRecord(
+                id=f"config:{k.name}",
+                sha256=k.sha256(),
+                name=k.name,
+                organisation=k.organisation,
+                department=k.department,
+                project=k.project,
+                user=k.user,
+                models=k.models,
+                class_=k.class_.value,
+                may_raise_class=k.may_raise_class,
+            )
+            for k in self._config.keys
+        ]
+        self._by_digest = {r.sha256: Caller(r) for r in records}
+
+    def identify(self, request: Request, now: float) -> Caller:
+        """The caller of a request; `now` is monotonic seconds. Raises Refusal."""
+        text = presented_key(request)
+        if text is None:
+            if self._anonymous is None:
+                raise errors.no_key()
+            return self._anonymous
+        digest = hashlib.sha256(text).digest()
+        caller = self._by_digest.get(digest)
+        # The dictionary finds candidates by a hash of 256 secret bits; the comparison that decides is constant-time.
+        if caller is not None and caller.record.matches(digest):
+            record = caller.record
+            if record.revoked is not None:
+                raise errors.revoked_key()
+            if record.expires is not None and record.expires <= time.time():
+                raise errors.expired_key(datetime.fromtimestamp(record.expires, UTC).strftime("%Y-%m-%d %H:%M UTC"))
+            return caller
+        if self._anonymous is not None and self._config.anonymous.any_key:
+            return self._anonymous
+        if not self.known:
+            raise errors.keys_unknown()
+        wait = self._failed.failed(self.address_of(request), now)
+        if wait:
+            raise errors.too_many_failed_keys(wait)
+        raise errors.wrong_key()
+
+    def address_of(self, request: Request) -> str:
+        """The client's address: the peer's, or, where the peer is a trusted proxy, the last address in X-Forwarded-For
+        that is none."""
+        peer = request.peer.address
+        forwarded = request.fields.get(b"x-forwarded-for")
+        if forwarded is None or not self._trusted(peer):
+            return peer
+        hops = [v for n, v in request.headers if n == b"x-forwarded-for"]
+        for hop in reversed(b",".join(hops).decode("latin-1").split(",")):
+            address = _bare_address(hop)
+            if address is None:
+                return peer
+            if not self._trusted(address):
+                return address
+            peer = address
+        return peer
+
+    def _trusted(self, address: str) -> bool:
+        if address == "unix":
+            return self._trust_unix
+        if not self._proxies:
+            return False
+        ip = ipaddress.ip_address(address)
+        return any(ip in network for network in self._proxies)
+
+    def __repr__(self) -> str:
+        return f"<Callers {len(self._by_digest)} keys, version {self.version}>"
+
+
+def presented_key(request: Request) -> bytes | None:
+    """The key as sent: `Authorization: Bearer`, else `api-key` or `x-api-key`. Raises Refusal for another scheme."""
+    fields = request.fields
+    value = fields.get(b"authorization")
+    if value is not None:
+        if value[:7].lower() != b"bearer ":
+            raise errors.bad_scheme()
+        text = value[7:].strip()
+    else:
+        found = fields.get(b"api-key") or fields.get(b"x-api-key")
+        if found is None:
+            return None
+        text = found.strip()
+    return text[: MAX_KEY + 1] or None
+
+
+def _bare_address(hop: str) -> str | None:
+    """An address out of one X-Forwarded-For element, port and brackets dropped; None where it is none."""
+    text = hop.strip().strip('"')
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return None

@@ -1,0 +1,122 @@
+"""A worker's control socket: the admin process asks for snapshots and pushes keys."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from forebay.gateway.app import Gateway
+from forebay.gateway.logs import LogWriter
+from forebay.gateway.telemetry import gauge
+from forebay.state.channel import Channel, ChannelBroken
+from forebay.state.messages import Done, EngineState, FamilySnapshot, GetSnapshot, SetKeys, Snapshot
+from forebay.wire.server import Server
+from forebay.wire.tasks import Tasks
+
+
+class Control:
+    """Mutable state: the open channels, so that they are closed at the end."""
+
+    def __init__(self, gateway: Gateway, server: Server, writer: LogWriter, boot: str, index: int) -> None:
+        self._gateway = gateway
+        self._server = server
+        self._writer = writer
+        self._boot = boot
+        self._index = index
+        self._listener: asyncio.Server | None = None
+        self._channels = Tasks()
+
+    async def listen(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # noqa: ASYNC240 - one call, before the first request
+        mask = os.umask(0o077)
+        try:
+            self._listener = await asyncio.start_unix_server(self._accept, str(path))
+        finally:
+            os.umask(mask)
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        await self._channels.drain()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._channels.spawn(self._serve(Channel(reader, writer)))
+
+    async def _serve(self, channel: Channel) -> None:
+        try:
+            while (message := await channel.receive()) is not None:
+                match message:
+                    case GetSnapshot():
+                        await channel.send(self.snapshot())
+                    case SetKeys(version, keys):
+                        self._gateway.callers.set_keys(keys, version)
+                        await channel.send(Done())
+                    case _:
+                        raise ChannelBroken(f"a worker is not asked for {type(message).__name__}")
+        except (ChannelBroken, ConnectionError):
+            return
+        finally:
+            await channel.close()
+
+    def snapshot(self) -> Snapshot:
+        gateway, server = self._gateway, self._server
+        return Snapshot(
+            boot=self._boot,
+            pid=os.getpid(),
+            index=self._index,
+            draining=server.draining,
+            keys_version=gateway.callers.version,
+            families=(*gateway.telemetry.snapshot(), *self._gauges(), *self._wire()),
+            engines=tuple(
+                EngineState(h.name, h.config.url, h.healthy, h.models, h.in_flight, h.why)
+                for h in gateway.fleet.handles.values()
+            ),
+        )
+
+    def _gauges(self) -> Iterable[FamilySnapshot]:
+        handles = self._gateway.fleet.handles.values()
+        yield gauge("forebay_requests_live", "Requests that have not ended.", (), [((), len(self._gateway.live))])
+        yield gauge("forebay_client_connections", "Open client connections.", (), [((), len(self._server.connections))])
+        yield gauge(
+            "forebay_engine_in_flight",
+            "Requests at an engine.",
+            ("engine",),
+            [((h.name,), h.in_flight) for h in handles],
+        )
+        yield gauge(
+            "forebay_engine_connections",
+            "Open connections to an engine, idle ones included.",
+            ("engine",),
+            [((h.name,), h.pool.open) for h in handles],
+        )
+        yield gauge(
+            "forebay_engine_healthy",
+            "1 where the engine's health checks pass.",
+            ("engine",),
+            [((h.name,), float(h.healthy)) for h in handles],
+        )
+        reports = (
+            ("forebay_engine_running", "Running requests, as the engine reports.", "running"),
+            ("forebay_engine_waiting", "Waiting requests, as the engine reports.", "waiting"),
+            ("forebay_engine_kv_usage", "Share of KV blocks in use, as the engine reports.", "kv_usage"),
+        )
+        for name, text, field in reports:
+            values = [((h.name,), float(v)) for h in handles if (v := getattr(h.report, field)) is not None]
+            yield gauge(name, text, ("engine",), values)
+
+    def _wire(self) -> Iterable[FamilySnapshot]:
+        c = self._server.counters
+        rows: tuple[tuple[str, str, int], ...] = (
+            ("forebay_connections_accepted", "Client connections taken.", c.accepted),
+            ("forebay_connections_turned_away", "Client connections over limits.connections.", c.turned_away),
+            ("forebay_bad_http_requests", "Requests that were not HTTP.", c.bad_requests),
+            ("forebay_bytes_received", "Bytes read from clients.", c.bytes_in),
+            ("forebay_bytes_sent", "Bytes of answers handed to clients' sockets.", c.bytes_out),
+            ("forebay_log_lines_dropped", "Log lines the writer could not take.", self._writer.dropped),
+        )
+        for name, text, value in rows:
+            yield FamilySnapshot(name, text, "counter", (), values=(((), float(value)),))

@@ -1,0 +1,64 @@
+"""One small GET to an engine, awaited: for health, model lists and metrics, never for a client's request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from forebay.wire.head import Header
+from forebay.wire.upstream import Failure, Pool
+
+MAX_BODY = 8 << 20
+
+
+class FetchFailed(Exception):
+    """No 200 came back; says why."""
+
+
+class Target(Protocol):
+    @property
+    def pool(self) -> Pool: ...
+    def head(self, method: bytes, path: bytes) -> bytes: ...
+
+
+class _Collect:
+    def __init__(self, done: asyncio.Future[bytes]) -> None:
+        self._done = done
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._status = 0
+
+    def on_head(self, status: int, headers: list[Header], length: int | None) -> None:
+        self._status = status
+
+    def on_body(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > MAX_BODY:
+            self.on_fail(Failure.GARBAGE, f"it answered more than {MAX_BODY:,} bytes")
+        else:
+            self._parts.append(data)
+
+    def on_end(self) -> None:
+        if self._done.done():
+            return
+        if self._status == 200:
+            self._done.set_result(b"".join(self._parts))
+        else:
+            self._done.set_exception(FetchFailed(f"it answered {self._status}"))
+
+    def on_fail(self, failure: Failure, detail: str) -> None:
+        if not self._done.done():
+            self._done.set_exception(FetchFailed(detail or failure.value))
+
+
+async def fetch(target: Target, path: bytes, seconds: float) -> bytes:
+    """The body of a 200. Raises FetchFailed."""
+    done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    call = target.pool.request(target.head(b"GET", path) + b"\r\n", b"", _Collect(done))
+    try:
+        async with asyncio.timeout(seconds):
+            return await done
+    except TimeoutError:
+        raise FetchFailed(f"GET {path.decode()} took longer than {seconds:g} s") from None
+    finally:
+        call.cancel()

@@ -1,0 +1,293 @@
+"""The engines and what each model name stands for: pools, health checks, model discovery.
+
+Mutable state: the handles by name, and the catalogue built from them whenever health, models or the configuration
+change, so that a request looks one dictionary up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+import msgspec
+
+from forebay import errors
+from forebay.config.models import Config, Engine, Model, Timeouts
+from forebay.engines.base import EngineReport
+from forebay.engines.registry import adapter
+from forebay.gateway.fetch import FetchFailed, fetch
+from forebay.wire.tasks import Tasks
+from forebay.wire.ticker import Ticker
+from forebay.wire.upstream import Origin, Pool
+
+log = logging.getLogger("forebay.engines")
+
+MAX_MODELS = 1_000
+"""Models believed of one engine's list."""
+MODELS_EVERY = 5
+"""Health checks between two looks at the model list."""
+
+
+class Handle:
+    """One engine as the gateway sees it."""
+
+    __slots__ = (
+        "_failures",
+        "_heads",
+        "adapter",
+        "config",
+        "discovered",
+        "healthy",
+        "in_flight",
+        "name",
+        "pool",
+        "recheck",
+        "report",
+        "task",
+        "why",
+    )
+
+    def __init__(self, config: Engine, pool: Pool) -> None:
+        self.name = config.name
+        self.config = config
+        self.adapter = adapter(config.kind)
+        self.pool = pool
+        self.healthy = False
+        self.why = "not checked yet"
+        self.discovered: tuple[str, ...] | None = None
+        self.in_flight = 0
+        self.report = EngineReport()
+        self.recheck = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._heads: dict[bytes, bytes] = {}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.config.models or self.discovered or ()
+
+    @property
+    def knows_its_models(self) -> bool:
+        return bool(self.config.models) or self.discovered is not None
+
+    def head(self, method: bytes, path: bytes) -> bytes:
+        """The start of a request's head: request line, Host, credentials. The path is one of our routes."""
+        found = self._heads.get(path)
+        if found is None:
+            url = urlsplit(self.config.url)
+            found = b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n" % (
+                method,
+                url.path.rstrip("/").encode(),
+                path,
+                url.netloc.encode(),
+            )
+            if self.config.api_key is not None:
+                found += b"authorization: Bearer " + self.config.api_key.encode() + b"\r\n"
+            self._heads[path] = found
+        return found
+
+    def succeeded(self) -> bool:
+        """A check went well. True where that changes its health."""
+        self._failures = 0
+        changed, self.healthy, self.why = not self.healthy, True, ""
+        return changed
+
+    def failed(self, why: str) -> bool:
+        """A check or a connection went wrong. True where that changes its health."""
+        self._failures += 1
+        self.why = why
+        if self.healthy and self._failures >= self.config.unhealthy_after:
+            self.healthy = False
+            return True
+        return False
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.name} {'healthy' if self.healthy else self.why} {self.in_flight} in flight>"
+
+
+class Entry:
+    """What one model name means now."""
+
+    __slots__ = ("candidates", "defaults", "engines", "name", "renames", "target", "target_json")
+
+    def __init__(self, name: str, target: str, engines: tuple[Handle, ...], model: Model) -> None:
+        self.name = name
+        self.target = target
+        self.engines = engines
+        self.candidates = tuple(e.name for e in engines if e.healthy)
+        self.defaults = {k: msgspec.json.encode(v) for k, v in model.defaults.items()}
+        self.target_json = msgspec.json.encode(target)
+        ours = msgspec.json.encode(name)
+        self.renames: tuple[tuple[bytes, bytes], ...] = (
+            (
+                (b'"model":' + self.target_json, b'"model":' + ours),
+                (b'"model": ' + self.target_json, b'"model": ' + ours),
+            )
+            if name != target
+            else ()
+        )
+
+    def renamed(self, data: bytes) -> bytes:
+        """An engine's bytes with its own name for the model replaced by the one asked for. JSON strings cannot contain
+        the pattern: their quotes are escaped."""
+        for theirs, ours in self.renames:
+            data = data.replace(theirs, ours)
+        return data
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.name} → {self.target} on {list(self.candidates)}>"
+
+
+class Fleet:
+    def __init__(self, tasks: Tasks, ticker: Ticker, clock: Callable[[], float]) -> None:
+        self._tasks = tasks
+        self._ticker = ticker
+        self._clock = clock
+        self._models: dict[str, Model] = {}
+        self.handles: dict[str, Handle] = {}
+        self.catalog: dict[str, Entry] = {}
+
+    def configure(self, config: Config) -> None:
+        """Engines that did not change keep their connections; those gone finish what they run."""
+        wanted = {e.name: e for e in config.engines}
+        timeouts = config.timeouts
+        for name, handle in tuple(self.handles.items()):
+            if wanted.get(name) != handle.config:
+                del self.handles[name]
+                handle.pool.close()
+                if handle.task is not None:
+                    handle.task.cancel()
+            else:
+                handle.pool.timeouts = timeouts
+        for name, engine in wanted.items():
+            if name not in self.handles:
+                handle = self.handles[name] = Handle(engine, self._pool(engine, timeouts))
+                handle.task = self._tasks.spawn(self._watch(handle))
+        self._models = dict(config.models)
+        self.rebuild()
+
+    def _pool(self, engine: Engine, timeouts: Timeouts) -> Pool:
+        url = urlsplit(engine.url)
+        tls: ssl.SSLContext | None = None
+        if url.scheme == "https":
+            tls = ssl.create_default_context(cafile=str(engine.tls.ca) if engine.tls.ca else None)
+            if not engine.tls.verify:
+                log.warning("engine %s: its certificate is not verified (tls.verify is false)", engine.name)
+                tls.check_hostname = False
+                tls.verify_mode = ssl.CERT_NONE
+        return Pool(
+            Origin(url.hostname or "", url.port or (443 if tls else 80), tls, engine.tls.server_name),
+            max_open=engine.max_connections,
+            max_idle=engine.max_idle,
+            timeouts=timeouts,
+            ticker=self._ticker,
+            spawn=self._tasks.spawn,
+        )
+
+    # --- the catalogue -----------------------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        serving: dict[str, list[Handle]] = {}
+        for handle in self.handles.values():
+            for model in handle.models:
+                serving.setdefault(model, []).append(handle)
+        catalog: dict[str, Entry] = {}
+        plain = Model()
+        for target, handles in serving.items():
+            settings = self._models.get(target, plain)
+            for name in (target, *settings.aliases):
+                catalog[name] = Entry(name, target, tuple(handles), settings)
+        self.catalog = catalog
+
+    def resolve(self, model: str, usable: Callable[[str], bool]) -> Entry:
+        """What `model` means. Raises Refusal: unknown, or known but on no healthy engine."""
+        entry = self.catalog.get(model)
+        if entry is None or not usable(model):
+            if entry is None and any(not h.knows_its_models for h in self.handles.values()):
+                raise errors.no_engine(model, "an engine that may serve it has not answered yet")
+            raise errors.unknown_model(model, sorted(n for n in self.catalog if usable(n)))
+        if not entry.candidates:
+            raise errors.no_engine(model, "none of its engines is healthy")
+        return entry
+
+    def passive_failure(self, handle: Handle, why: str) -> None:
+        """A request could not reach the engine: check it now."""
+        if handle.failed(why):
+            log.warning("engine %s is out: %s", handle.name, why)
+            self.rebuild()
+        handle.recheck.set()
+
+    # --- health ------------------------------------------------------------------------------------------------------
+
+    async def _watch(self, handle: Handle) -> None:
+        checks = 0
+        rng = random.Random(handle.name)  # noqa: S311 - spreads checks, guards nothing
+        while True:
+            handle.recheck.clear()
+            changed = await self._check(handle, checks)
+            if changed:
+                self.rebuild()
+            checks = checks + 1 if handle.healthy else 0
+            pause = handle.config.health_interval * rng.uniform(0.9, 1.1)
+            try:
+                async with asyncio.timeout(pause):
+                    await handle.recheck.wait()
+                    await asyncio.sleep(min(0.2, pause))  # failures come in flocks: one check for all of them
+            except TimeoutError:
+                continue
+
+    async def _check(self, handle: Handle, checks: int) -> bool:
+        """One look at an engine. True where the catalogue must be rebuilt."""
+        adapter, timeout = handle.adapter, handle.config.health_timeout
+        changed = False
+        try:
+            await fetch(handle, adapter.health_path, timeout)
+            if not handle.config.models and (handle.discovered is None or checks % MODELS_EVERY == 0):
+                found = _model_ids(await fetch(handle, adapter.models_path, timeout))
+                changed = found != handle.discovered
+                handle.discovered = found
+        except FetchFailed as e:
+            if handle.failed(str(e)):
+                log.warning("engine %s is out: %s", handle.name, e)
+                return True
+            return False
+        if handle.succeeded():
+            log.info("engine %s is healthy, serving %s", handle.name, ", ".join(handle.models) or "no model")
+            changed = True
+        if adapter.metrics_path is not None:
+            try:
+                page = await fetch(handle, adapter.metrics_path, timeout)
+            except FetchFailed:
+                handle.report = EngineReport()
+            else:
+                handle.report = adapter.report(page.decode("utf-8", "replace"))
+        return changed
+
+    def close(self) -> Iterable[Handle]:
+        for handle in self.handles.values():
+            handle.pool.close()
+        return self.handles.values()
+
+    def __repr__(self) -> str:
+        return f"<Fleet {list(self.handles.values())}>"
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _List(msgspec.Struct, frozen=True):
+    data: list[_Listed]
+
+
+def _model_ids(body: bytes) -> tuple[str, ...]:
+    """Raises FetchFailed where the list is none."""
+    try:
+        found = msgspec.json.decode(body, type=_List)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise FetchFailed(f"its model list cannot be read: {errors.shown(e)}") from None
+    return tuple(m.id for m in found.data[:MAX_MODELS] if 0 < len(m.id) <= 256)

@@ -1,0 +1,94 @@
+"""Which headers pass the gateway, both ways."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from typing import Final
+
+from forebay.wire.head import HOP_BY_HOP, Header, connection_names
+from forebay.wire.message import Request
+
+_NOT_UPSTREAM: Final = HOP_BY_HOP | {
+    # The caller's credentials, and what describes the caller's own connection.
+    b"authorization",
+    b"api-key",
+    b"x-api-key",
+    b"cookie",
+    b"origin",
+    b"referer",
+    b"forwarded",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-port",
+    b"x-forwarded-proto",
+    b"x-real-ip",
+    # Said anew for the engine.
+    b"host",
+    b"content-length",
+    b"content-type",
+    b"accept-encoding",
+    b"expect",
+    b"x-request-id",
+    # The class is the gateway's business.
+    b"x-priority",
+    b"x-user-tier",
+}
+_NOT_DOWNSTREAM: Final = HOP_BY_HOP | {
+    b"content-length",
+    b"content-encoding",
+    b"date",
+    b"server",
+    b"x-request-id",
+    b"vary",
+    b"set-cookie",
+    b"alt-svc",
+    b"strict-transport-security",
+    b"access-control-allow-origin",
+    b"access-control-allow-credentials",
+    b"access-control-allow-headers",
+    b"access-control-allow-methods",
+    b"access-control-expose-headers",
+    b"access-control-max-age",
+}
+_PLAIN_CONNECTION: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
+_ID_CHARS: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
+MAX_ID: Final = 128
+
+
+def upstream_block(request: Request, request_id: bytes, length: int) -> bytes:
+    """The rest of the head of an engine's request, with the empty line that ends it."""
+    drop = _NOT_UPSTREAM
+    named = request.fields.get(b"connection")
+    if named is not None and named not in _PLAIN_CONNECTION:
+        drop = drop | connection_names(named)
+    passed = b"".join([b"%b: %b\r\n" % h for h in request.headers if h[0] not in drop])
+    return b"%bcontent-type: application/json\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+        passed,
+        request_id,
+        length,
+    )
+
+
+def downstream_block(headers: list[Header]) -> bytes:
+    """An engine's header lines as the client gets them, framing left out."""
+    drop = _NOT_DOWNSTREAM
+    for name, value in headers:
+        if name == b"connection" and value not in _PLAIN_CONNECTION:
+            drop = drop | connection_names(value)
+    return b"".join([b"%b: %b\r\n" % h for h in headers if h[0] not in drop])
+
+
+class RequestIds:
+    """Ids for requests that bring none: random a process, counted within it."""
+
+    def __init__(self) -> None:
+        self._prefix = f"req-{secrets.token_hex(8)}-"
+        self._count = itertools.count(1)
+
+    def of(self, request: Request) -> str:
+        """The caller's own X-Request-Id where it is 1 to 128 letters, digits or `._:-`; else a new one."""
+        given = request.fields.get(b"x-request-id")
+        if given is not None and 0 < len(given) <= MAX_ID and _ID_CHARS.issuperset(given):
+            return given.decode("ascii")
+        return f"{self._prefix}{next(self._count):x}"

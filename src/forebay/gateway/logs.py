@@ -1,0 +1,161 @@
+"""Logs: one line a record, JSON or for people, written by a thread so that a full pipe cannot stall a stream.
+
+Request lines are built on the event loop, gathered for `FLUSH` seconds and handed over in one piece. What the writer
+cannot take is dropped and counted, never waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from forebay.config.models import Logging
+
+FLUSH: Final = 0.1
+BACKLOG: Final = 256
+"""Pieces waiting for the writer."""
+MAX_PIECE: Final = 1 << 20
+
+_encode = msgspec.json.Encoder().encode
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class LogWriter:
+    """The thread and its bounded queue. `start` before use, `close` flushes."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._queue: queue.Queue[bytes | None] = queue.Queue(BACKLOG)
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self.dropped = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def write(self, piece: bytes) -> None:
+        try:
+            self._queue.put_nowait(piece)
+        except queue.Full:
+            self.dropped += piece.count(b"\n")
+
+    def _run(self) -> None:
+        while (piece := self._queue.get()) is not None:
+            view = memoryview(piece)
+            while view:
+                try:
+                    view = view[os.write(self._fd, view) :]
+                except BlockingIOError:
+                    time.sleep(0.05)  # somebody made our standard error non-blocking
+                except OSError:
+                    self.dropped += bytes(view).count(b"\n")
+                    break
+
+    def close(self, seconds: float = 2.0) -> None:
+        try:
+            self._queue.put(None, timeout=seconds)
+        except queue.Full:
+            return
+        self._thread.join(seconds)
+
+
+class RequestLog:
+    """Request lines of the data plane. Only for the event loop's thread."""
+
+    def __init__(self, writer: LogWriter, config: Logging) -> None:
+        self._writer = writer
+        self._lines: list[bytes] = []
+        self._handle: asyncio.TimerHandle | None = None
+        self.configure(config)
+
+    def configure(self, config: Logging) -> None:
+        self.enabled = config.requests and _LEVELS[config.level] <= logging.INFO
+        self._pretty = pretty(config)
+
+    def add(self, record: dict[str, Any]) -> None:
+        if self._pretty:
+            self._lines.append(_pretty_request(record))
+        else:
+            self._lines.append(_encode(record))
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_later(FLUSH, self.flush)
+        elif len(self._lines) >= 2048:
+            self._handle.cancel()
+            self.flush()
+
+    def flush(self) -> None:
+        self._handle = None
+        if self._lines:
+            lines, self._lines = self._lines, []
+            lines.append(b"")
+            self._writer.write(b"\n".join(lines))
+
+
+class _Handler(logging.Handler):
+    def __init__(self, writer: LogWriter, process: str, nice: bool) -> None:
+        super().__init__()
+        self._writer = writer
+        self._process = process
+        self._nice = nice
+
+    def emit(self, record: logging.LogRecord) -> None:
+        when = datetime.fromtimestamp(record.created, UTC)
+        text = record.getMessage()
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+        if self._nice:
+            line = f"{when:%H:%M:%S} {record.levelname.lower():7} {text}" + (f"\n{trace.rstrip()}" if trace else "")
+            piece = line.encode("utf-8", "replace")
+        else:
+            fields = {
+                "ts": when.isoformat(timespec="milliseconds"),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "process": self._process,
+                "msg": text,
+            }
+            if trace:
+                fields["trace"] = trace
+            piece = _encode(fields)
+        self._writer.write(piece[:MAX_PIECE] + b"\n")
+
+
+def pretty(config: Logging) -> bool:
+    return config.format == "pretty" or (config.format == "auto" and sys.stderr.isatty())
+
+
+def start(config: Logging, process: str, fd: int = 2) -> LogWriter:
+    """Send everything that `logging` gets to standard error, as configured."""
+    writer = LogWriter(fd)
+    writer.start()
+    root = logging.getLogger()
+    for handler in tuple(root.handlers):
+        root.removeHandler(handler)
+    root.addHandler(_Handler(writer, process, pretty(config)))
+    root.setLevel(_LEVELS[config.level])
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    return writer
+
+
+def _pretty_request(r: dict[str, Any]) -> bytes:
+    when = str(r["ts"])[11:19]
+    parts = [
+        when,
+        "request",
+        str(r.get("status", "-")),
+        str(r.get("outcome")),
+        str(r.get("method")),
+        str(r.get("path")),
+    ]
+    parts += [
+        f"{k}={r[k]}" for k in ("model", "engine", "class", "key", "ttft_ms", "ms", "tokens_in", "tokens_out") if k in r
+    ]
+    return " ".join([*parts, f"id={r['id']}"]).encode("utf-8", "replace")

@@ -1,0 +1,289 @@
+"""How an engine's answer reaches the client: whole, or event by event as it comes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from forebay import errors
+from forebay.api import openai
+from forebay.errors import Outcome, Refusal
+from forebay.gateway.exchange import Exchange
+from forebay.wire import sse
+from forebay.wire.head import Header, media_type
+
+PASS_THROUGH: Final = 1 << 20
+"""Unary answers over this size are passed on as they come instead of being read whole first."""
+TAIL: Final = 4_096
+"""Bytes kept of a passed answer's end, where its usage stands."""
+DONE: Final = b"[DONE]"
+
+
+class Unary(Exchange):
+    """An answer read whole, so that an engine's failure up to its last byte can still be retried."""
+
+    __slots__ = ("_parts", "_passing", "_size", "_tail")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._passing = False
+        self._tail = b""
+
+    def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
+        self._parts.clear()
+        self._size = 0
+        limit = self.gateway.config.limits.response_bytes
+        if length is not None and length > limit:
+            self.broken(_too_large(limit))
+        elif self._call is not None:
+            self._call.begin()
+
+    def answer_data(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._passing:
+            if self._size > self.gateway.config.limits.response_bytes:
+                self.broken(_too_large(self.gateway.config.limits.response_bytes))
+                return
+            self._tail = (self._tail + data)[-TAIL:]
+            self.reply.write(data)
+            return
+        self._parts.append(data)
+        if self._size > PASS_THROUGH and not self.entry.renames:
+            self._pass()
+        elif self._size > self.gateway.config.limits.response_bytes:
+            self.broken(_too_large(self.gateway.config.limits.response_bytes))
+
+    def _pass(self) -> None:
+        held = b"".join(self._parts)
+        self._parts.clear()
+        self._passing = True
+        self._tail = held[-TAIL:]
+        self.reply.on_pause, self.reply.on_resume = self.pause, self.resume
+        self.first_content(time.monotonic())
+        self.reply.start(self.status, self.downstream_head())
+        self.reply.write(held)
+
+    def answer_ends(self) -> None:
+        if self._inflater is not None and not self._inflater.whole:
+            self.broken(errors.engine_failed("its compressed answer is cut short"))
+            return
+        if self._passing:
+            self.usage = _usage_in(self._tail)
+            self.reply.end()
+            self.complete()
+            return
+        parts = self._parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        found = openai.answer(body)
+        if found is None:
+            self._count_failure("not_json")
+            self.broken(errors.engine_failed("its answer is not JSON"))
+            return
+        self.usage = found.usage
+        if self.entry.renames:
+            body = self.entry.renamed(body)
+        self.reply.send(self.status, self.downstream_head(), body)
+        self.complete()
+
+
+class Stream(Exchange):
+    """Events passed on byte for byte.
+
+    Until the first content the events are held, so that retry and refusal stay possible. From then on a read from the
+    engine costs one framing, three searches and one write; only blocks in which a search hits are taken apart.
+    """
+
+    __slots__ = ("_begun", "_done", "_finished", "_framer", "_held", "_hide_usage", "_last_at", "_plain", "events")
+
+    stream = True
+
+    def __init__(self, *args: Any, hide_usage: bool) -> None:
+        super().__init__(*args)
+        self._hide_usage = hide_usage
+        self._framer = sse.Framer(self.gateway.config.limits.event_bytes)
+        self._held: list[bytes] = []
+        self._begun = False
+        self._done = False
+        self._finished = False
+        self._plain: Unary | None = None
+        self._last_at = 0.0
+        self.events = 0
+        self.reply.on_pause = self.pause
+        self.reply.on_resume = self.resume
+
+    def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
+        self._framer = sse.Framer(self.gateway.config.limits.event_bytes)
+        self._held.clear()
+        kind = next((media_type(v) for n, v in headers if n == b"content-type"), b"")
+        if kind != b"text/event-stream":
+            shown = errors.shown(kind.decode("latin-1"))
+            self.broken(errors.engine_failed(f"it answered a stream with the Content-Type '{shown}'"))
+
+    def on_body(self, data: bytes) -> None:
+        if not self._begun or self._inflater is not None:
+            super().on_body(data)
+            return
+        try:
+            block = self._framer.feed(data)
+        except sse.EventTooLarge as e:
+            self.broken(errors.engine_failed(str(e)))
+            return
+        if block:
+            if b'"usage"' in block or DONE in block or b'"error"' in block:
+                self._look_into(block)
+            else:
+                self._pass(block)
+
+    def answer_data(self, data: bytes) -> None:
+        try:
+            block = self._framer.feed(data)
+        except sse.EventTooLarge as e:
+            self.broken(errors.engine_failed(str(e)))
+            return
+        if not block:
+            return
+        if self._begun:
+            self._look_into(block)
+        else:
+            self._before_content(block)
+
+    def _pass(self, block: bytes) -> None:
+        if self._done:
+            return
+        now = time.monotonic()
+        self.series.itl.observe(now - self._last_at)
+        self._last_at = now
+        self.events += sse.count(block)
+        self._finished = b'"finish_reason":"' in block or b'"finish_reason": "' in block
+        self.reply.write(self.entry.renamed(block) if self.entry.renames else block)
+
+    def _before_content(self, block: bytes) -> None:
+        """Hold what has no content yet; begin with the first that has."""
+        events = sse.split(block)
+        for i, event in enumerate(events):
+            data = sse.data_of(event)
+            if data is not None:
+                found = openai.chunk(data)
+                if found is not None and found.is_error:
+                    self._error_before_content(data, found)
+                    return
+                if found is None or found.has_content:
+                    self._begin(b"".join(events[i:]))
+                    return
+            self._held.append(event)
+        if sum(map(len, self._held)) > self.gateway.config.limits.event_bytes:
+            self._begin(b"")
+
+    def _begin(self, block: bytes) -> None:
+        now = time.monotonic()
+        self._begun = True
+        self._last_at = now
+        self.series.ttft.observe(now - self.received_at)
+        self.first_content(now)
+        held = b"".join(self._held)
+        self._held.clear()
+        self.reply.start(self.status, self.downstream_head())
+        if held:
+            self.reply.write(self.entry.renamed(held))
+        if block:
+            self._look_into(block, first=True)
+
+    def _look_into(self, block: bytes, *, first: bool = False) -> None:
+        """Take a block apart: the hidden usage event, the end, an error event."""
+        keep: list[bytes] = []
+        for event in sse.split(block):
+            if self._done:
+                break  # nothing follows [DONE]
+            data = sse.data_of(event)
+            if data is None:
+                keep.append(event)
+                continue
+            if data == DONE:
+                self._done = True
+                keep.append(event)
+                continue
+            found = openai.chunk(data)
+            if found is not None:
+                if found.is_error:
+                    keep.append(event)
+                    self._error_within(keep, data)
+                    return
+                if found.usage is not None:
+                    self.usage = found.usage
+                    if self._hide_usage and not found.choices:
+                        continue
+                if any(c.finish_reason is not None for c in found.choices or ()):
+                    self._finished = True
+            self.events += 1
+            keep.append(event)
+        if keep:
+            now = time.monotonic()
+            if not first:
+                self.series.itl.observe(now - self._last_at)
+            self._last_at = now
+            self.reply.write(self.entry.renamed(b"".join(keep)))
+
+    def _error_before_content(self, data: bytes, found: openai.Chunk) -> None:
+        """An error event in a 200 stream of which the client has seen nothing: it becomes an error status."""
+        self._drop_call()
+        self._headers = [(b"content-type", b"application/json")]
+        self._engine_refused(_status_of(found), data)
+
+    def _error_within(self, keep: list[bytes], data: bytes) -> None:
+        """The client gets the engine's own error event, and no [DONE] after it."""
+        self._drop_call()
+        self._count_failure("error_event")
+        self.reply.write(self.entry.renamed(b"".join(keep)))
+        self.reply.abort()
+        self._settle(Outcome.ENGINE_CUT)
+
+    def answer_ends(self) -> None:
+        if not self._begun:
+            if self._held and self._done_without_content():
+                return
+            self._count_failure("empty_stream")
+            self.broken(errors.engine_failed("its stream ended without an answer"))
+            return
+        if self._framer.tail.strip() or not (self._done or self._finished):
+            self._count_failure("cut")
+            self.broken(errors.engine_failed("its stream ended before [DONE]"))
+            return
+        self.reply.end()
+        self.complete()
+
+    def _done_without_content(self) -> bool:
+        """A stream that is whole and says nothing (max_tokens spent on nothing, say) is passed as it is."""
+        if not any(sse.data_of(e) == DONE for e in self._held):
+            return False
+        self._begin(b"")
+        self.reply.end()
+        self.complete()
+        return True
+
+
+def _too_large(limit: int) -> Refusal:
+    return errors.engine_failed(f"its answer is over the limit of {limit:,} bytes (limits.response_bytes)")
+
+
+def _status_of(found: openai.Chunk) -> int:
+    """The HTTP status an error event asks for; 502 where it names none."""
+    error = found.error if isinstance(found.error, dict) else {}
+    for code in (error.get("code"), found.code, error.get("status")):
+        if isinstance(code, str) and code.isdigit():
+            code = int(code)
+        if isinstance(code, int) and 400 <= code <= 599:
+            return code
+    return 502
+
+
+def _usage_in(tail: bytes) -> openai.Usage | None:
+    """The usage object at the end of a long answer's JSON."""
+    at = tail.rfind(b'"usage"')
+    start = tail.find(b"{", at) if at >= 0 else -1
+    for end in range(start, len(tail)) if start >= 0 else ():
+        if tail[end : end + 1] == b"}" and tail.count(b"{", start, end) == tail.count(b"}", start, end + 1):
+            found = openai.answer(b'{"usage":' + tail[start : end + 1] + b"}")
+            return found.usage if found is not None else None
+    return None
