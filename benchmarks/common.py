@@ -274,7 +274,7 @@ def gateway(
     port, admin = free_port(), free_port()
     file, log = work / "forebay.yaml", work / "forebay.log"
     file.write_text(gateway_config(port, admin, upstream, work / "state", extra))
-    command = [sys.executable, "-m", "forebay.cli.main", "serve", "--config", str(file)]
+    command = [str(Path(sys.executable).with_name("forebay")), "serve", "--config", str(file)]
     with running(command, core=core, log=log, env={"BENCH_KEY": BENCH_KEY}, grace=40) as process:
         wait_until(answers_ok(f"http://127.0.0.1:{admin}/ready"), process, log, "forebay serve")
         yield Gateway(process, port, admin, log)
