@@ -256,6 +256,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_head_bytes",
         "_headed",
         "_headers",
+        "_keep",
         "_length",
         "_parser",
         "_paused",
@@ -276,6 +277,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._length: int | None = None
         self._headed = False
         self._done = False
+        self._keep = False
         self._skip = False
         self._paused = False
         self._head_bytes = 0
@@ -418,6 +420,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._skip = False
         else:
             self._done = True
+            self._keep = self._parser.should_keep_alive()  # llhttp knows only until it goes on
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -437,7 +440,7 @@ class UpstreamConnection(asyncio.Protocol):
         if (
             reusable
             and transport is not None
-            and self._parser.should_keep_alive()
+            and self._keep
             and not self._paused
             and transport.get_write_buffer_size() == 0
         ):
