@@ -178,9 +178,15 @@ class Keys:
 
     async def _refresh(self) -> None:
         """Look whether the list changed, and if so publish it."""
-        store = self._ready()
+        store, database = self._ready(), self._database
+        assert database is not None
+
+        def look() -> int:
+            database.still_there()
+            return store.version()
+
         async with self._publishing:
-            version = await self._call(store.version, CALL)
+            version = await self._call(look, CALL)
             if self._reopened or self._current is None or self._current.version != version:
                 self._current = SetKeys(*await self._call(store.list, CALL))
                 self._reopened = False

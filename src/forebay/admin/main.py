@@ -55,9 +55,15 @@ async def _run() -> None:
     leave = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave.set)
     channel = await Channel.inherited()
-    start = await _first(channel, leave)
-    if start is None:
-        return
+    try:
+        start = await _first(channel, leave)
+        if start is not None:
+            await _serve(channel, start, leave)
+    finally:
+        await channel.close()
+
+
+async def _serve(channel: Channel, start: Start, leave: asyncio.Event) -> None:
     config = _config(start.config)
     set_up(config.logging)
     if len(start.fds) != 1:
@@ -67,7 +73,8 @@ async def _run() -> None:
     state = GatewayState(config, start.boot, WORKERS)
     clock = SystemClock()
     keys = Keys(config.database, config.state_dir, state.workers, clock)
-    servers = (Server(public_app(state, keys), socket.socket(fileno=start.fds[0])), Server(key_app(keys, clock), unix))
+    public = Server(public_app(state, keys), socket.socket(fileno=start.fds[0]))
+    servers = (public, Server(key_app(keys, clock), unix))
     async with asyncio.TaskGroup() as group:
         background = [
             *state.workers.start(group),
@@ -88,7 +95,6 @@ async def _run() -> None:
     await state.save()
     await keys.close()
     admin_socket(config.state_dir).unlink(missing_ok=True)
-    await channel.close()
 
 
 async def _first(channel: Channel, leave: asyncio.Event) -> Start | None:

@@ -54,10 +54,12 @@ def build(routes: dict[str, dict[str, Endpoint]]) -> Starlette:
         phrase = error.detail or HTTPStatus(error.status_code).phrase
         return refuse(errors.Refusal(error.status_code, "bad_request", phrase, outcome=errors.Outcome.BAD_REQUEST))
 
-    return Starlette(
+    app = Starlette(
         routes=[Route(path, _by_method(methods), methods=[*methods]) for path, methods in routes.items()],
         exception_handlers={HTTPException: refused},
     )
+    app.router.redirect_slashes = False  # to a URL made of the client's Host
+    return app
 
 
 def _by_method(methods: dict[str, Endpoint]) -> Endpoint:

@@ -23,7 +23,7 @@ from forebay.ledger.schema import HEAD
 SCRIPTS: Final = Path(__file__).parent / "migrations"
 WAIT: Final = 5.0
 """Seconds: to connect, for another writer's lock, for a pooled connection."""
-STATEMENT: Final = 10.0
+STATEMENT: Final = 5.0
 """Seconds a PostgreSQL statement may take."""
 _MIGRATION_LOCK: Final = 0x666F7265626179  # "forebay", the advisory lock that migrations of several hosts share
 
@@ -86,6 +86,7 @@ class Database:
         """Raises DatabaseUrl."""
         self.url = parse_url(url, state_dir)
         self.sqlite = self.url.drivername == "sqlite"
+        self._file_id: tuple[int, int] | None = None
         self._engine = _sqlite_engine(self.url) if self.sqlite else _postgres_engine(self.url)
 
     @property
@@ -127,7 +128,7 @@ class Database:
     def revision(self) -> str | None:
         """The schema's version, or None where there are no tables. Raises DatabaseError."""
         if self.file is not None:
-            _make_private(self.file)
+            self._file_id = _make_private(self.file)
         with self.read() as connection:
             if not inspect(connection).has_table("alembic_version"):
                 return None
@@ -152,6 +153,17 @@ class Database:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK})
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+    def still_there(self) -> None:
+        """Raises DatabaseGone where the SQLite file in use was removed or replaced: what is written to it is lost."""
+        if self.file is None:
+            return
+        try:
+            now = self.file.stat()
+        except OSError as e:
+            raise DatabaseGone(f"{self} was removed while it was in use: {e.strerror}") from e
+        if self._file_id is not None and (now.st_dev, now.st_ino) != self._file_id:
+            raise DatabaseGone(f"{self} was replaced while it was in use")
 
     def close(self) -> None:
         self._engine.dispose()
@@ -187,13 +199,19 @@ class Database:
         return f"<Database {self}>"
 
 
-def _make_private(file: Path) -> None:
-    """Create the file with mode 0600 before SQLite would with the umask's; its -wal and -shm follow it."""
+def _make_private(file: Path) -> tuple[int, int]:
+    """Create the file with mode 0600 before SQLite would with the umask's; its -wal and -shm follow it. Returns its
+    device and inode."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
     except OSError as e:
         raise DatabaseGone(f"{file}: {e.strerror}") from e
+    return found.st_dev, found.st_ino
 
 
 def _sqlite_engine(url: URL) -> Engine:
