@@ -1,0 +1,129 @@
+"""The server that a load is sent to: its URL, the heads of requests to it, and whether it is what it should be."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from forebay.config.models import Timeouts
+from forebay.wire.head import Header
+from forebay.wire.tasks import Tasks
+from forebay.wire.ticker import Ticker
+from forebay.wire.upstream import Failure, Origin, Pool
+
+MAX_BODY: Final = 1 << 20
+"""Bytes read of an answer that is not a stream."""
+
+
+class LoadError(Exception):
+    """The load cannot be made: what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server: its origin, and the path in front of `/v1`."""
+
+    origin: Origin
+    host: str
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> Target:
+        """Raises LoadError for anything but http(s)://host[:port][/prefix][/v1]."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as e:
+            raise LoadError(f"'{url}' is not a URL: {e}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise LoadError(f"'{url}' is not a server's URL: write http://host:port or https://host")
+        if parts.query or parts.fragment or parts.username or parts.password:
+            raise LoadError("the URL has no query, fragment or user; the key comes from FOREBAY_API_KEY")
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(Origin(parts.hostname, port or (443 if tls else 80), tls), parts.netloc, prefix)
+
+    def head(self, method: str, path: str, key: str | None, length: int | None = None) -> bytes:
+        """A request's head, its empty line included."""
+        lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"host: {self.host}", "user-agent: forebay-bench"]
+        if key:
+            lines.append(f"authorization: Bearer {key}")
+        if length is not None:
+            lines += ["content-type: application/json", "accept: text/event-stream", f"content-length: {length}"]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+class _Whole:
+    """A `Sink` that collects one answer."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._status = 0
+        self._body = b""
+
+    def on_head(self, status: int, headers: list[Header], length: int | None) -> None:
+        self._status = status
+
+    def on_body(self, data: bytes) -> None:
+        if len(self._body) < MAX_BODY:
+            self._body += data
+
+    def on_end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result((self._status, self._body))
+
+    def on_fail(self, failure: Failure, detail: str) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(LoadError(f"{failure.value.replace('_', ' ')}: {detail}"))
+
+
+async def models(target: Target, key: str | None, seconds: float = 10.0) -> list[str]:
+    """The models a server lists. Raises LoadError where it is not there, wants a key, or is no OpenAI-like server."""
+    tasks, ticker = Tasks(), Ticker(asyncio.get_running_loop())
+    pool = Pool(
+        target.origin,
+        max_open=1,
+        max_idle=1,
+        timeouts=Timeouts(connect=seconds, first_byte=seconds, stream_idle=seconds),
+        ticker=ticker,
+        spawn=tasks.spawn,
+    )
+    path = f"{target.prefix}/v1/models"
+    whole = _Whole()
+    call = pool.request(target.head("GET", "/v1/models", key), b"", whole)
+    try:
+        async with asyncio.timeout(seconds):
+            status, body = await whole.ended
+    except TimeoutError:
+        raise LoadError(f"{target.origin} did not answer GET {path} within {seconds:g} s") from None
+    except LoadError as e:
+        raise LoadError(f"{target.origin} cannot be reached: {e}") from None
+    finally:
+        call.cancel()
+        pool.close()
+        await tasks.drain()
+    if status in (401, 403):
+        said = "the key in FOREBAY_API_KEY" if key else "no key: set FOREBAY_API_KEY"
+        raise LoadError(f"{target.origin} answered {status} to {said}")
+    try:
+        found = msgspec.json.decode(body, type=_ModelList)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = None
+    if status != 200 or found is None:
+        raise LoadError(
+            f"{target.origin} is no OpenAI-compatible server: GET {path} answered {status}, not a model list"
+        )
+    return [m.id for m in found.data]
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
