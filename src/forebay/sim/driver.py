@@ -30,6 +30,7 @@ class Driver:
         self._loop = loop
         self._listeners: dict[int, Listener] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._last_tick = -1.0
 
     def now(self) -> float:
@@ -60,9 +61,10 @@ class Driver:
             return
         due = max(due, self._last_tick + GRAIN)
         if timer is not None:
-            if timer.when() <= due:
+            if self._due <= due:
                 return
             timer.cancel()
+        self._due = due
         self._timer = self._loop.call_at(due, self._tick)
 
     def _tick(self) -> None:
@@ -77,6 +79,7 @@ class Driver:
                 listener.on_event(event)
             except Exception:
                 log.exception("a request failed inside the engine")
+                self.cancel(event.seq)
                 listener.on_broken()
         self._arm()
 

@@ -154,34 +154,42 @@ class EngineServer:
     def _start(
         self, fault: Fault | None, request: Request, reply: Reply, request_id: str, extra: bytes, record: Record
     ) -> None:
-        """Raises nothing that is the client's: a bad request is answered here."""
-        settings = self.settings
+        """A bad request is answered here; what is raised is a defect of the engine, and the books still close."""
         try:
-            fields = read_body(request.body, request.header(b"content-type"))
-            if request.path == b"/v1/embeddings":
-                ask = read_embed(fields, settings.models, settings.max_model_len)
-                self._check_queue(len(ask.inputs))
-                EmbedFlow(
-                    ask,
-                    reply,
-                    Out(reply, fault, asyncio.get_running_loop()),
-                    record,
-                    request_id=f"embd-{request_id}",
-                    extra_headers=extra,
-                    driver=self.driver,
-                    metrics=self.metrics,
-                    books=self.books,
-                ).begin()
-                return
-            chat = request.path == b"/v1/chat/completions"
-            generation = read_generation(fields, chat=chat, models=settings.models, limit=settings.max_model_len)
-            self._check_queue(1)
+            self._serve(fault, request, reply, request_id, extra, record)
         except Rejected as e:
             self.books.close(record, "rejected", self.driver.now())
             if e.status == 503:
                 request.keep_alive = False
             reply.send(e.status, JSON_HEADERS + extra, e.body())
+        except Exception:
+            self.books.close(record, "faulted", self.driver.now())
+            raise
+
+    def _serve(
+        self, fault: Fault | None, request: Request, reply: Reply, request_id: str, extra: bytes, record: Record
+    ) -> None:
+        """Raises Rejected."""
+        settings = self.settings
+        fields = read_body(request.body, request.header(b"content-type"))
+        if request.path == b"/v1/embeddings":
+            ask = read_embed(fields, settings.models, settings.max_model_len)
+            self._check_queue(len(ask.inputs))
+            EmbedFlow(
+                ask,
+                reply,
+                Out(reply, fault, asyncio.get_running_loop()),
+                record,
+                request_id=f"embd-{request_id}",
+                extra_headers=extra,
+                driver=self.driver,
+                metrics=self.metrics,
+                books=self.books,
+            ).begin()
             return
+        chat = request.path == b"/v1/chat/completions"
+        generation = read_generation(fields, chat=chat, models=settings.models, limit=settings.max_model_len)
+        self._check_queue(1)
         if fault is not None and fault.kind in _TOOL_KINDS and chat and not generation.tools:
             generation.tools, generation.tool_choice = [_LOOKUP], "required"
         strange = fault is not None and fault.kind is Kind.SPLIT_UTF8
