@@ -12,7 +12,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -27,7 +28,7 @@ from forebay.state.messages import admin_socket
 
 EX_UNAVAILABLE: Final = 69
 """Exit code (sysexits.h): neither the admin process nor the database can be used now."""
-WAIT: Final = 10.0
+WAIT: Final = 20.0
 """Seconds to wait for another process that has the database."""
 ANSWER: Final = 30.0
 """Seconds that the admin process has to answer."""
@@ -81,7 +82,8 @@ def create(
         "may_raise_class": may_raise_class,
         "expires": expires,
     }
-    answer = _reach(config, state_dir, make=True).create({k: v for k, v in fields.items() if v is not None})
+    with _reach(config, state_dir, make=True) as keys:
+        answer = keys.create({k: v for k, v in fields.items() if v is not None})
     record = answer["record"]
     if as_json_:
         print(json.dumps(answer, ensure_ascii=False, indent=2))
@@ -103,7 +105,8 @@ def list_(
     state_dir: StateOption = None,
 ) -> None:
     """List the keys in the database. Keys of the configuration file are not among them."""
-    found = _reach(config, state_dir, make=False).list()
+    with _reach(config, state_dir, make=False) as reached:
+        found = reached.list()
     keys = [k for k in found if everything or k["state"] == "valid"]
     if as_json_:
         print(json.dumps(keys, ensure_ascii=False, indent=2))
@@ -124,7 +127,8 @@ def revoke(
     state_dir: StateOption = None,
 ) -> None:
     """Revoke a key. Requests with it are refused from then on; it cannot be undone."""
-    answer = _reach(config, state_dir, make=False).revoke(key_id)
+    with _reach(config, state_dir, make=False) as keys:
+        answer = keys.revoke(key_id)
     if as_json_:
         print(json.dumps(answer, ensure_ascii=False, indent=2))
         return
@@ -284,30 +288,30 @@ class _Direct:
             _fail(str(e), EX_UNAVAILABLE)
 
 
-def _reach(config: Path | None, state_dir: Path | None, *, make: bool) -> _Admin | _Direct:
-    """The admin process where one answers, else the database with its lock taken, for the life of this process."""
+@contextmanager
+def _reach(config: Path | None, state_dir: Path | None, *, make: bool) -> Iterator[_Admin | _Direct]:
+    """The admin process where one answers, else the database with its lock taken. `make`: it may be a new one."""
     from forebay.ledger.database import DatabaseGone, DatabaseLock
 
     loaded = load(config, os.environ) if config is not None else Config()
     if state_dir is not None:
         loaded = loaded.model_copy(update={"state_dir": state_dir.absolute()})
-    admin = _Admin(admin_socket(loaded.state_dir))
-    if admin.answers():
-        return admin
     if not make and not loaded.state_dir.is_dir():
         _fail(f"there is no {loaded.state_dir}; is --config or --state-dir the right one?", EX_UNAVAILABLE)
-    lock = DatabaseLock(loaded.state_dir)
+    admin = _Admin(admin_socket(loaded.state_dir))
     deadline = time.monotonic() + WAIT
-    try:
-        while not lock.take(0.2):
-            if admin.answers():  # it has just started
-                return admin
-            if time.monotonic() > deadline:
-                _fail(
-                    f"another process holds {lock.path}, and none answers on {admin_socket(loaded.state_dir)}; "
-                    "try again once it has finished",
-                    EX_UNAVAILABLE,
-                )
-    except DatabaseGone as e:
-        _fail(str(e), EX_UNAVAILABLE)
-    return _Direct(loaded)
+    with DatabaseLock(loaded.state_dir) as lock:
+        try:
+            while not admin.answers():
+                if lock.take(0.2):
+                    yield _Direct(loaded)
+                    return
+                if time.monotonic() > deadline:
+                    _fail(
+                        f"another process holds {lock.path}, and none answers on {admin_socket(loaded.state_dir)}; "
+                        "try again once it has finished",
+                        EX_UNAVAILABLE,
+                    )
+        except DatabaseGone as e:
+            _fail(str(e), EX_UNAVAILABLE)
+        yield admin

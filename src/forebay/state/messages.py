@@ -113,5 +113,8 @@ def admin_socket(state_dir: Path) -> Path:
 
 
 def keys_snapshot(state_dir: Path) -> Path:
-    """The last key list (hashes only), so that a worker can start while the database or the admin process is gone."""
+    """The last key list (hashes only), so that a worker can start while the database or the admin process is gone.
+
+    It holds the JSON of a `SetKeys`, without the frame's length: `state.channel.unpack` reads it.
+    """
     return state_dir / "keys.snapshot"
