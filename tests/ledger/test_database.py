@@ -19,6 +19,7 @@ from forebay.ledger.database import (
     SCRIPTS,
     Database,
     DatabaseCorrupt,
+    DatabaseError,
     DatabaseGone,
     DatabaseLock,
     DatabaseUrl,
@@ -27,6 +28,7 @@ from forebay.ledger.database import (
     database_file,
     parse_url,
 )
+from forebay.ledger.keystore import KeyStore
 from forebay.ledger.schema import HEAD, metadata
 
 
@@ -105,6 +107,36 @@ def test_no_tables_and_older_tables_are_told_apart_from_newer_ones(
     for call in (database.check, database.migrate):
         with pytest.raises(SchemaNewer, match="has schema 9999, made by a newer Forebay; this one knows schemas up to"):
             call()
+
+
+def test_a_schema_that_nobody_knows_is_not_touched(database: Database) -> None:
+    database.migrate()
+    with database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0000'"))
+    with pytest.raises(DatabaseError, match=r"cannot be upgraded to schema .*0000"):
+        database.migrate()
+    assert database.revision() == "0000"
+
+
+def test_rows_that_are_missing_are_an_error_of_the_database(database: Database) -> None:
+    database.migrate()
+    with database.write() as connection:
+        connection.execute(text("DELETE FROM versions"))
+    with pytest.raises(DatabaseError):
+        KeyStore(database, lambda: 1.0).version()
+
+
+def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    database = Database("", tmp_path)
+    database.migrate()
+    database.still_there()
+    database_file(tmp_path).rename(tmp_path / "aside")
+    with pytest.raises(DatabaseGone, match="was removed while it was in use"):
+        database.still_there()
+    database_file(tmp_path).write_bytes(b"")
+    with pytest.raises(DatabaseGone, match="was replaced while it was in use"):
+        database.still_there()
+    database.close()
 
 
 def test_sqlite_is_durable_and_private(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that is committed at its end. Raises DatabaseError; constraint violations as IntegrityError."""
+        """A transaction that is committed at its end. Raises DatabaseError."""
         with (
             self._explained(),
             self._engine.connect().execution_options(forebay_write=True) as connection,
@@ -144,6 +144,7 @@ class Database:
             return
         from alembic import command  # heavy, and needed only here
         from alembic.config import Config
+        from alembic.util.exc import CommandError
 
         config = Config()
         config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
@@ -152,7 +153,10 @@ class Database:
             if not self.sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK})
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            try:
+                command.upgrade(config, "head")
+            except CommandError as e:
+                raise DatabaseError(f"{self} cannot be upgraded to schema {HEAD}: {e}") from e
 
     def still_there(self) -> None:
         """Raises DatabaseGone where the SQLite file in use was removed or replaced: what is written to it is lost."""
@@ -172,12 +176,12 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except exc.IntegrityError:
-            raise
         except exc.TimeoutError as e:
             raise DatabaseGone(f"{self}: no free connection within {WAIT:g} s") from e
         except exc.DBAPIError as e:
             raise self._explain(e) from e
+        except exc.SQLAlchemyError as e:
+            raise DatabaseError(f"{self}: {e}") from e
 
     def _explain(self, error: exc.DBAPIError) -> DatabaseError:
         said = (str(error.orig).strip().splitlines() or ["no message"])[0]
@@ -239,14 +243,17 @@ def _postgres_engine(url: URL) -> Engine:
         "keepalives_idle": 15,
         "application_name": "forebay",
     }
-    engine = create_engine(
-        url,
-        connect_args={k: v for k, v in wanted.items() if k not in url.query},
-        pool_size=4,
-        max_overflow=0,
-        pool_timeout=WAIT,
-        pool_pre_ping=True,
-    )
+    try:
+        engine = create_engine(
+            url,
+            connect_args={k: v for k, v in wanted.items() if k not in url.query},
+            pool_size=4,
+            max_overflow=0,
+            pool_timeout=WAIT,
+            pool_pre_ping=True,
+        )
+    except ImportError as e:  # the driver is there, but not the libpq it needs
+        raise DatabaseUrl(f"database: the driver psycopg cannot be loaded ({e}); install forebay[postgres]") from e
 
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, _: Any) -> None:
