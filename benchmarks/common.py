@@ -8,6 +8,7 @@ import datetime
 import json
 import os
 import platform
+import resource
 import signal
 import socket
 import subprocess
@@ -73,6 +74,15 @@ def two_cores() -> tuple[int, int]:
     if len(cores) < 2:
         raise BenchError("two cores are needed: one for the gateway, one for the mock upstream and the load")
     return cores[0], cores[1]
+
+
+def need_files(count: int) -> None:
+    """Let this process and its children open `count` files each. Raises BenchError where the hard limit is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < count:
+        raise BenchError(f"{count:,} open files a process are needed and the hard limit is {hard:,} (ulimit -Hn)")
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def free_port() -> int:
