@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results"
+RESULTS = Path(os.environ.get("RESULTS") or ROOT / "results")
 BENCH_KEY = "sk-bench-0123456789abcdefghijklmnop"
 MODEL = "mock"
 
@@ -353,7 +353,7 @@ def machine() -> dict[str, object]:
 
 def write_results(name: str, figures: dict[str, object]) -> Path:
     """results/NAME.json: the figures and the machine they were taken on."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"benchmark": name, "machine": machine(), **figures}, indent=2) + "\n")
     return path
