@@ -8,6 +8,7 @@ port and `admin.sock`). End of file or SIGTERM sets `leave`, and all of them end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -22,12 +23,12 @@ from pydantic import ValidationError
 
 from forebay.admin.keyapi import key_app
 from forebay.admin.keys import Keys
-from forebay.admin.logs import set_up
 from forebay.admin.public import public_app
 from forebay.admin.serving import Server
 from forebay.admin.view import GatewayState, private_folder
 from forebay.clock import SystemClock
 from forebay.config.models import Config
+from forebay.gateway import logs
 from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.messages import Draining, Ready, Reload, Start, admin_socket, run_dir
 
@@ -65,7 +66,16 @@ async def _run() -> None:
 
 async def _serve(channel: Channel, start: Start, leave: asyncio.Event) -> None:
     config = _config(start.config)
-    set_up(config.logging)
+    writer = logs.start(config.logging, "admin")
+    for chatty in ("uvicorn", "alembic", "sqlalchemy"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        await _run_all(config, channel, start, leave)
+    finally:
+        await asyncio.to_thread(writer.close)
+
+
+async def _run_all(config: Config, channel: Channel, start: Start, leave: asyncio.Event) -> None:
     if len(start.fds) != 1:
         raise CannotStart(f"one listening socket is needed, not {len(start.fds)}")
     private_folder(run_dir(config.state_dir))
@@ -85,7 +95,8 @@ async def _serve(channel: Channel, start: Start, leave: asyncio.Event) -> None:
         listeners = [group.create_task(server.run_until_stopped()) for server in servers]
         for server in servers:
             await server.ready.wait()
-        await channel.send(Ready(os.getpid()))
+        with contextlib.suppress(ConnectionError):  # `_follow` sees the end of file too, and leaves
+            await channel.send(Ready(os.getpid()))
         await leave.wait()
         for server in servers:
             server.stop()
@@ -144,7 +155,7 @@ def _reload(state: GatewayState, text: str) -> None:
     for field in ("admin", "state_dir", "database"):
         if getattr(config, field) != getattr(state.config, field):
             _log.warning("reload: a change of %s needs a restart of `forebay serve`", field)
-    set_up(config.logging)
+    logging.getLogger().setLevel(config.logging.level.upper())
     state.config = config
 
 

@@ -49,7 +49,7 @@ class WorkerLink:
             try:
                 await self._talk()
             except (OSError, ChannelBroken, TimeoutError) as e:
-                why = f"no answer within {ANSWER:g} s" if isinstance(e, TimeoutError) else str(e)
+                why = _why(e)
                 if self.up:
                     _log.warning("worker %d: %s", self.index, why)
                     delay = BACK_OFF[0]
@@ -125,6 +125,16 @@ class WorkerLink:
 
     def __repr__(self) -> str:
         return f"<WorkerLink {self.index} {'up' if self.up else self.why}>"
+
+
+def _why(error: OSError | ChannelBroken | TimeoutError) -> str:
+    match error:
+        case TimeoutError():
+            return f"no answer within {ANSWER:g} s"
+        case FileNotFoundError() | ConnectionRefusedError():
+            return "it does not run"
+        case _:
+            return str(error)
 
 
 class Workers:
