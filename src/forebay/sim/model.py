@@ -156,16 +156,17 @@ class RateModel:
         return seq
 
     def cancel(self, seq: int, now: float) -> bool:
-        """Free what the sequence holds at once. False where it has ended already; no event of it follows."""
+        """Free what the sequence holds at once; no event of it follows. False where it has ended already."""
         self._run_to(now)
-        self._out = [e for e in self._out if e.seq != seq]
+        if seq not in self._waiting and seq not in self._running:
+            return False
+        if self._out:
+            self._out = [e for e in self._out if e.seq != seq]
         if self._waiting.pop(seq, None) is not None:
             if len(self._queue) > 64 and len(self._queue) > 2 * len(self._waiting):
                 self._queue = sorted(e for e in self._queue if e[1] in self._waiting)
             return True
-        gone = self._running.pop(seq, None)
-        if gone is None:
-            return False
+        gone = self._running.pop(seq)
         if gone.done:
             self._decoding -= 1
             if len(self._tokens) > 64 and len(self._tokens) > 2 * self._decoding:

@@ -79,13 +79,13 @@ def _fill(script: Script, ask: Generation, seed: int, strange: bool) -> None:
         script.pieces = tokens.split(
             _json(schema.value_for(wanted if wanted is not None else {"type": "object"}, seed))
         )
-    elif strange:
-        script.pieces = words.strange(seed, min(ask.max_tokens, NATURAL_LOW))
-    elif ask.ignore_eos:
-        script.pieces = words.sentences(seed, ask.max_tokens)
     else:
         natural = max(ask.min_tokens, words.draw_between(seed, NATURAL_LOW, NATURAL_HIGH))
-        script.pieces = words.sentences(seed, min(natural, ask.max_tokens), whole=True)
+        if ask.ignore_eos or natural >= ask.max_tokens:
+            natural = ask.max_tokens
+            script.finish = "length"
+        write = words.strange if strange else words.sentences
+        script.pieces = write(seed, natural, whole=script.finish == "stop")
     if ask.echo:
         script.pieces[0] = script.prompt.text + script.pieces[0]
 
@@ -120,6 +120,7 @@ def _cut(script: Script, ask: Generation) -> None:
         if found:
             end, at, stop = min(found)
             _end_at(script, end, end if ask.keep_stop else at)
+            script.finish = "stop"
             script.stopped_by = stop
     if len(script.pieces) > ask.max_tokens:
         del script.pieces[ask.max_tokens :]

@@ -72,10 +72,11 @@ def sentences(seed: int, tokens: int, *, whole: bool = False) -> list[str]:
     return out
 
 
-def strange(seed: int, tokens: int) -> list[str]:
-    """Pieces that are mostly more than one byte a character."""
+def strange(seed: int, tokens: int, *, whole: bool = False) -> list[str]:
+    """Pieces that are more than one byte a character in places; `whole` ends them with a full stop."""
     draw = _numbers(seed)
-    return [" " + _STRANGE[next(draw) % len(_STRANGE)] for _ in range(tokens)]
+    out = [" " + _STRANGE[next(draw) % len(_STRANGE)] for _ in range(tokens)]
+    return [*out, "."] if whole else out
 
 
 def draw_between(seed: int, low: int, high: int) -> int:
