@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_NO_CACHE_DIR", "1")
-        path = local.prepare(said.append, {"XDG_CACHE_HOME": str(directory)})
+        path = local.model_path(said.append, {"XDG_CACHE_HOME": str(directory)})
     assert "93 MB" in said[0]
     return path
 
@@ -50,7 +50,7 @@ def server(model: Path) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     )
     given.close()
     assert process.stdout is not None
-    assert process.stdout.readline() == f"forebay local engine: smollm2-135m on http://127.0.0.1:{port}\n"
+    assert process.stdout.readline() == f"forebay local engine: smollm2-135m-instruct on http://127.0.0.1:{port}\n"
     yield process, port, held.detach()
     process.kill()
     process.wait()
@@ -167,4 +167,4 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(local.LocalUnavailable, match=r"pip install 'forebay\[local\]'"):
-        local.prepare(lambda line: None, {})
+        local.model_path(lambda line: None, {})

