@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-from enum import Enum
+from enum import StrEnum
 
 MAX_RETRY_AFTER = 60
 """Seconds. The OpenAI SDKs ignore a longer Retry-After, so a longer wait is said with `x-should-retry: false`."""
 
 
-class Outcome(Enum):
+class Outcome(StrEnum):
     """How a request ended: the low-cardinality label of metrics, logs and ledger. The error carries the detail."""
 
     OK = "ok"

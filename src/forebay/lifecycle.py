@@ -36,6 +36,8 @@ class State(Enum):
     FAILED = "failed"  # the engine or the gateway broke
     SETTLED = "settled"  # booked; nothing can happen any more
 
+    __hash__ = object.__hash__  # Enum's own hashes its name in Python, at every look into the table
+
     def __repr__(self) -> str:
         return self.value
 
@@ -56,6 +58,8 @@ class Event(Enum):
     CANCEL = "cancel"
     FAIL = "fail"
     SETTLE = "settle"
+
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return self.value
@@ -139,3 +143,10 @@ def advance(state: State, event: Event) -> State:
         return MOVES[state][event]
     except KeyError:
         raise IllegalMove(state, event) from None
+
+
+def walk(state: State, *events: Event) -> State:
+    """The state after all of `events`. Raises `IllegalMove` at the first that is not in the table."""
+    for event in events:
+        state = advance(state, event)
+    return state

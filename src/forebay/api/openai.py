@@ -108,7 +108,6 @@ class Answer(msgspec.Struct, frozen=True):
     """A unary answer."""
 
     usage: Usage | None = None
-    choices: list[Choice] | None = None
 
 
 _chunk_decoder = msgspec.json.Decoder(Chunk)
@@ -182,11 +181,8 @@ _FIXES: Final = {
 }
 
 
-def require_model(model: str | None) -> str:
-    """Raises Refusal where the model is missing."""
-    if not model:
-        raise errors.missing_field("model", _FIXES["model"])
-    return model
+def no_model() -> Refusal:
+    return errors.missing_field("model", _FIXES["model"])
 
 
 def rewritten(body: bytes, replace: Mapping[str, bytes], defaults: Mapping[str, bytes]) -> bytes:

@@ -26,7 +26,8 @@ class Route:
     def parse(self, body: bytes) -> openai.AnyBody:
         """Raises Refusal."""
         parsed: openai.AnyBody = openai.decode(body, self.decoder)
-        openai.require_model(parsed.model)
+        if not parsed.model:
+            raise openai.no_model()
         openai.check_content(self.content, getattr(parsed, self.content), kinds=self.kinds)
         return parsed
 

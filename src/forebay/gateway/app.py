@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
 
 from forebay import errors
 from forebay.api import openai
-from forebay.api.routes import ROUTES, Route
-from forebay.config.models import Class, Config
+from forebay.api.routes import ROUTES
+from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.callers import Caller, Callers
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.fleet import Fleet
-from forebay.gateway.forwarding import RequestIds
-from forebay.gateway.logs import RequestLog
+from forebay.gateway.forwarding import RequestIds, given_id, upstream_block
+from forebay.gateway.front import Answer, Front
+from forebay.gateway.logs import RequestLog, Stamp
 from forebay.gateway.relay import Stream, Unary
 from forebay.gateway.retries import RetryBudget
 from forebay.gateway.telemetry import Telemetry
@@ -31,6 +32,7 @@ from forebay.wire.ticker import Ticker
 MODELS: Final = b"/v1/models"
 _REQUESTS: Final = b"/v1/requests/"
 _CANCEL: Final = b"/cancel"
+_NOBODY: Final = b'"key":"-","org":"-"'
 _JSON: Final = b"content-type: application/json\r\n"
 _EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-forebay-reason"
 BODY_SHOWN: Final = 4_096
@@ -59,6 +61,7 @@ class Gateway:
         self.live: set[Exchange] = set()
         self._log = request_log
         self._ids = RequestIds()
+        self._stamp = Stamp()
         self._started = int(time.time())
 
     def configure(self, config: Config) -> None:
@@ -72,80 +75,76 @@ class Gateway:
     # --- wire.server.Handler -----------------------------------------------------------------------------------------
 
     def on_head(self, request: Request) -> Refusal | None:
+        front = request.context
+        if front is not None and front.holds(self.callers.generation):
+            return None
         try:
-            self._screen(request)
+            request.context = self._screen(request)
         except Refusal as refusal:
             return refusal
         return None
 
     def on_request(self, request: Request, reply: Reply) -> None:
-        seen: _Seen = request.context
-        reply.extra = b"x-request-id: %b\r\n" % seen.request_id.encode() + self._cors(request)
-        now = time.monotonic()
+        front: Front = request.context
+        request_id = front.given_id or self._ids.new()
+        reply.extra = b"x-request-id: %b\r\n%b" % (request_id, front.cors)
+        now = monotonic()
         try:
-            if seen.route is not None and seen.caller is not None:
-                self._exchange(request, reply, seen.route, seen.caller, seen.class_, seen.request_id, now).go()
+            if front.answer is None:
+                self._exchange(request, reply, front, request_id, now).go()
                 return
-            status, headers, body = seen.answer(request) if seen.answer is not None else (204, b"", b"")
+            status, headers, body = front.answer(request)
             reply.send(status, headers, body)
-            self._plain(request, seen, status, Outcome.OK, now)
+            self._plain(request, front, request_id, status, Outcome.OK, now)
         except Refusal as refusal:
             reply.refuse(refusal)
-            self._plain(request, seen, refusal.status, refusal.outcome, now)
+            self._plain(request, front, request_id, refusal.status, refusal.outcome, now)
 
     def on_refused(self, request: Request | None, refusal: Refusal) -> bytes:
         if request is None:
             self.telemetry.requests.series("-", "-", "-", refusal.outcome.value).add()
             return b""
-        seen = self._seen(request)
+        request_id = given_id(request) or self._ids.new()
         if refusal.status in (401, 403) or refusal.code == "too_many_failed_keys":
             self.telemetry.failed_keys.series(refusal.code).add()
-        self._plain(request, seen, refusal.status, refusal.outcome, time.monotonic())
-        return b"x-request-id: %b\r\n" % seen.request_id.encode() + self._cors(request)
+        self._plain(request, request.context, request_id, refusal.status, refusal.outcome, monotonic())
+        return b"x-request-id: %b\r\n%b" % (request_id, self._cors(request))
 
     # --- before the body ---------------------------------------------------------------------------------------------
 
-    def _seen(self, request: Request) -> _Seen:
-        seen = request.context
-        if seen is None:
-            seen = request.context = _Seen(self._ids.of(request))
-        return seen  # type: ignore[no-any-return]
-
-    def _screen(self, request: Request) -> None:
+    def _screen(self, request: Request) -> Front:
         """Route, caller and class of a request. Raises Refusal."""
-        seen = self._seen(request)
         path, method = request.path, request.method
+        generation = self.callers.generation
+        given, cors = given_id(request), self._cors(request)
         if method == b"OPTIONS":
-            seen.answer = self._preflight
-            return
+            return Front(generation, given, cors, answer=self._preflight)
         route = ROUTES.get(path)
         if route is not None:
-            if method != b"POST":
-                raise errors.wrong_method(method.decode(), path.decode("latin-1"), "POST")
+            _require_method(request, b"POST")
             kind = request.fields.get(b"content-type")
             if kind is not None and kind != b"application/json" and media_type(kind) != b"application/json":
                 raise errors.unsupported_media_type(kind.decode("latin-1"))
             if b"content-encoding" in request.fields:
                 raise errors.unsupported_media_type("a compressed body (Content-Encoding)")
-        seen.caller = caller = self.callers.identify(request, self.ticker.now)
-        seen.class_ = caller.class_of(request)
+        caller = self.callers.identify(request, self.ticker.now)
+        class_ = caller.class_of(request)
         if route is not None:
-            seen.route = route
-            return
+            block = upstream_block(request)
+            return Front(generation, given, cors, caller=caller, class_=class_, route=route, block=block)
         if path == MODELS or path.startswith(MODELS + b"/"):
-            if method not in (b"GET", b"HEAD"):
-                raise errors.wrong_method(method.decode(), path.decode("latin-1"), "GET, HEAD")
-            seen.answer = self._models
+            _require_method(request, b"GET", b"HEAD")
+            answer = self._models
         elif path.startswith(_REQUESTS) and path.endswith(_CANCEL):
-            if method != b"POST":
-                raise errors.wrong_method(method.decode(), path.decode("latin-1"), "POST")
-            seen.answer = self._cancel
+            _require_method(request, b"POST")
+            answer = self._cancel
         else:
             raise errors.no_route(method.decode(), path.decode("latin-1"))
+        return Front(generation, given, cors, caller=caller, class_=class_, answer=answer)
 
     # --- small answers -----------------------------------------------------------------------------------------------
 
-    def _models(self, request: Request) -> tuple[int, bytes, bytes]:
+    def _models(self, request: Request) -> Answer:
         caller: Caller = request.context.caller
         names = sorted(n for n in self.fleet.catalog if caller.may_use(n))
         one = request.path.removeprefix(MODELS).removeprefix(b"/").decode("latin-1")
@@ -158,21 +157,25 @@ class Gateway:
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._started, "owned_by": "forebay"}
 
-    def _cancel(self, request: Request) -> tuple[int, bytes, bytes]:
+    def _cancel(self, request: Request) -> Answer:
         caller: Caller = request.context.caller
-        wanted = request.path[len(_REQUESTS) : -len(_CANCEL)].decode("latin-1")
-        found = [x for x in self.live if x.request_id == wanted and x.caller.key_id == caller.key_id]
+        wanted = request.path[len(_REQUESTS) : -len(_CANCEL)]
+        found = [
+            x
+            for x in self.live
+            if x.request_id == wanted and x.front.caller is not None and x.front.caller.key_id == caller.key_id
+        ]
         if not found:
-            raise errors.unknown_request(wanted)
+            raise errors.unknown_request(wanted.decode("latin-1"))
         for exchange in found:
             exchange.end_with(errors.cancelled())
         return (
             200,
             _JSON,
-            msgspec.json.encode({"id": wanted, "object": "request.cancellation", "cancelled": len(found)}),
+            msgspec.json.encode({"id": wanted.decode(), "object": "request.cancellation", "cancelled": len(found)}),
         )
 
-    def _preflight(self, request: Request) -> tuple[int, bytes, bytes]:
+    def _preflight(self, request: Request) -> Answer:
         if not self._cors(request):
             return 204, b"allow: GET, HEAD, POST, OPTIONS\r\n", b""
         asked = request.fields.get(b"access-control-request-headers", b"authorization, content-type")
@@ -197,35 +200,28 @@ class Gateway:
 
     # --- a request to an engine --------------------------------------------------------------------------------------
 
-    def _exchange(
-        self,
-        request: Request,
-        reply: Reply,
-        route: Route,
-        caller: Caller,
-        class_: Class,
-        request_id: str,
-        now: float,
-    ) -> Exchange:
+    def _exchange(self, request: Request, reply: Reply, front: Front, request_id: bytes, now: float) -> Exchange:
         """Raises Refusal."""
         payload = request.body
+        route = front.route
         body = route.parse(payload)
-        entry = self.fleet.resolve(openai.require_model(body.model), caller.may_use)
-        self.retry_budget.request()
+        entry = self.fleet.catalog.get(body.model or "")
+        caller = front.caller
+        if entry is None or not entry.candidates or (caller is not None and not caller.may_use(entry.name)):
+            self.fleet.refuse(body.model or "", caller.may_use if caller is not None else None)
+        self.retry_budget.requests += 1
         if entry.renames or entry.defaults or payload.count(b'"model"') != 1:
             defaults = entry.defaults
             if body.max_completion_tokens is not None and "max_tokens" in defaults:
                 defaults = {k: v for k, v in defaults.items() if k != "max_tokens"}
             payload = openai.rewritten(payload, {"model": entry.target_json}, defaults)
-        if not (body.stream and route.streams):
-            return Unary(self, request, reply, route, caller, class_, request_id, body, entry, payload, now)
+        if not body.stream or not route.streams:
+            return Unary(self, request, reply, front, request_id, body, entry, payload, now)
         options = body.stream_options
         hide_usage = options is None or not (options.include_usage or options.continuous_usage_stats)
         if hide_usage:
             payload = openai.asking_for_usage(payload)
-        return Stream(
-            self, request, reply, route, caller, class_, request_id, body, entry, payload, now, hide_usage=hide_usage
-        )
+        return Stream(self, request, reply, front, request_id, body, entry, payload, now, hide_usage=hide_usage)
 
     def cut_all(self, refusal: Callable[[], Refusal]) -> None:
         """End everything that is live."""
@@ -236,87 +232,84 @@ class Gateway:
 
     def settled(self, x: Exchange) -> None:
         """One exchange has ended: count it, log it."""
-        now = time.monotonic()
-        model, class_, outcome = x.entry.name, x.class_.value, x.outcome.value
-        self.telemetry.requests.series(x.route.name, model, class_, outcome).value += 1
-        series = x.series
-        series.total.observe(now - x.received_at)
-        usage = x.usage
+        seconds = monotonic() - x.received_at
+        series, outcome, usage = x.series, x.outcome, x.usage
+        series.ended(outcome)
+        series.total.observe(seconds)
+        if x.heard_at:
+            series.itl.total += x.heard_at - x.first_content_at
+        spent = b""
         if usage is not None:
-            series.prompt.value += max(0, usage.prompt_tokens or 0)
-            series.completion.value += max(0, usage.completion_tokens or 0)
+            prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
+            if prompt > 0:
+                series.prompt.value += prompt
+            if completion > 0:
+                series.completion.value += completion
+            spent = b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
+            if usage.prompt_tokens_details is not None:
+                spent += b',"tokens_cached":%d' % usage.cached_tokens
         if not self._log.enabled:
             return
-        request = x.request
-        record: dict[str, Any] = {
-            "ts": _stamp(),
-            "level": "info",
-            "msg": "request",
-            "id": x.request_id,
-            "method": "POST",
-            "path": x.route.path.decode(),
-            "status": x.status,
-            "outcome": outcome,
-            "model": model,
-            "engine": x.engine,
-            "key": x.caller.key_id,
-            "org": x.caller.organisation,
-            "class": class_,
-            "stream": x.stream,
-            "attempts": x.attempts,
-            "ms": round((now - x.received_at) * 1000, 1),
-            "bytes_in": len(request.body),
-            "bytes_out": x.reply.sent,
-            "peer": request.peer.address,
-        }
         if x.first_content_at:
-            record["ttft_ms"] = round((x.first_content_at - x.received_at) * 1000, 1)
-        if usage is not None:
-            record["tokens_in"] = usage.prompt_tokens
-            record["tokens_out"] = usage.completion_tokens
-            if usage.prompt_tokens_details is not None:
-                record["tokens_cached"] = usage.cached_tokens
+            spent += b',"ttft_ms":%.1f' % ((x.first_content_at - x.received_at) * 1000)
         if self.config.logging.bodies:
-            record["body"] = request.body[:BODY_SHOWN].decode("utf-8", "replace")
-        self._log.add(record)
-
-    def _plain(self, request: Request, seen: _Seen, status: int, outcome: Outcome, began: float) -> None:
-        """A request that never became an exchange."""
-        route = seen.route.name if seen.route is not None else ("other" if seen.answer is not None else "-")
-        self.telemetry.requests.series(route, "-", seen.class_.value, outcome.value).value += 1
-        if self._log.enabled:
-            self._log.add(
-                {
-                    "ts": _stamp(),
-                    "level": "info",
-                    "msg": "request",
-                    "id": seen.request_id,
-                    "method": request.method.decode("latin-1"),
-                    "path": errors.shown(request.path.decode("latin-1"), 200),
-                    "status": status,
-                    "outcome": outcome.value,
-                    "key": seen.caller.key_id if seen.caller is not None else "-",
-                    "ms": round((time.monotonic() - began) * 1000, 1),
-                    "peer": request.peer.address,
-                }
+            shown = (x.request.body[:BODY_SHOWN], x.shown)
+            asked, answered = (msgspec.json.encode(text.decode("utf-8", "replace")) for text in shown)
+            spent += b',"body":%b,"answer":%b' % (asked, answered)
+        caller = x.front.caller
+        self._log.add(
+            b'{"ts":"%b","level":"info","msg":"request","id":"%b",%b,%b,"status":%d,"outcome":"%b","engine":"%b",'
+            b'"stream":%b,"attempts":%d,"ms":%.1f,"bytes_in":%d,"bytes_out":%d,"peer":"%b"%b}'
+            % (
+                self._stamp(time.time()),
+                x.request_id,
+                series.logged,
+                caller.logged if caller is not None else _NOBODY,
+                x.status,
+                outcome.encode(),
+                x.engine.encode(),
+                b"true" if x.stream else b"false",
+                x.attempts,
+                seconds * 1000,
+                len(x.request.body),
+                x.reply.sent,
+                x.request.peer.address.encode(),
+                spent,
             )
+        )
+
+    def _plain(
+        self, request: Request, front: Front | None, request_id: bytes, status: int, outcome: Outcome, began: float
+    ) -> None:
+        """A request that never became an exchange."""
+        route = "-" if front is None else front.route.name if front.answer is None else "other"
+        class_ = front.class_.value if front is not None else "-"
+        self.telemetry.requests.series(route, "-", class_, outcome.value).add()
+        if not self._log.enabled:
+            return
+        caller = front.caller if front is not None else None
+        self._log.add(
+            b'{"ts":"%b","level":"info","msg":"request","id":"%b","method":"%b","path":%b,%b,"status":%d,"outcome":"%b",'
+            b'"ms":%.1f,"peer":"%b"}'
+            % (
+                self._stamp(time.time()),
+                request_id,
+                request.method,
+                msgspec.json.encode(errors.shown(request.path.decode("latin-1"), 200)),
+                caller.logged if caller is not None else _NOBODY,
+                status,
+                outcome.encode(),
+                (monotonic() - began) * 1000,
+                request.peer.address.encode(),
+            )
+        )
 
     def __repr__(self) -> str:
         return f"<Gateway {len(self.live)} live>"
 
 
-class _Seen:
-    """What was found out from a request's head."""
-
-    __slots__ = ("answer", "caller", "class_", "request_id", "route")
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.route: Route | None = None
-        self.caller: Caller | None = None
-        self.class_ = Class.LOW
-        self.answer: Callable[[Request], tuple[int, bytes, bytes]] | None = None
-
-
-def _stamp() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def _require_method(request: Request, *allowed: bytes) -> None:
+    """Raises Refusal."""
+    if request.method not in allowed:
+        names = b", ".join(allowed).decode()
+        raise errors.wrong_method(request.method.decode(), request.path.decode("latin-1"), names)

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
+
 from forebay import errors
 from forebay.config.models import Callers as CallersConfig
 from forebay.config.models import Class, Listener
@@ -35,10 +37,23 @@ MAX_KEY: Final = 512
 class Caller:
     """Who a request belongs to. `key_id` is "anonymous" where no key was shown."""
 
-    __slots__ = ("class_", "key_id", "may_raise_class", "models", "name", "organisation", "record")
+    __slots__ = (
+        "class_",
+        "expires",
+        "key_id",
+        "logged",
+        "may_raise_class",
+        "models",
+        "name",
+        "organisation",
+        "record",
+    )
 
     def __init__(self, record: KeyRecord) -> None:
         self.record = record
+        self.expires = record.expires if record.expires is not None else float("inf")
+        self.logged = b'"key":%b,"org":%b' % (msgspec.json.encode(record.id), msgspec.json.encode(record.organisation))
+        """Its part of a log line."""
         self.key_id = record.id
         self.name = record.name
         self.organisation = record.organisation
@@ -97,13 +112,15 @@ class FailedKeys:
 
 
 class Callers:
-    """The key list in force. `known` is False until one has arrived, from the admin process or its snapshot."""
+    """The key list in force. `known` is False until one has arrived, from the admin process or its snapshot;
+    `generation` changes whenever somebody's identity may have."""
 
     def __init__(self, config: CallersConfig, listeners: Iterable[Listener] = ()) -> None:
         self._stored: tuple[KeyRecord, ...] = ()
         self._by_digest: dict[bytes, Caller] = {}
         self.version = -1
         self.known = False
+        self.generation = 0
         self.configure(config, listeners)
 
     def configure(self, config: CallersConfig, listeners: Iterable[Listener]) -> None:
@@ -158,6 +175,7 @@ class Callers:
             for k in self._config.keys
         ]
         self._by_digest = {r.sha256: Caller(r) for r in records}
+        self.generation += 1
 
     def identify(self, request: Request, now: float) -> Caller:
         """The caller of a request; `now` is monotonic seconds. Raises Refusal."""
@@ -173,8 +191,8 @@ class Callers:
             record = caller.record
             if record.revoked is not None:
                 raise errors.revoked_key()
-            if record.expires is not None and record.expires <= time.time():
-                raise errors.expired_key(datetime.fromtimestamp(record.expires, UTC).strftime("%Y-%m-%d %H:%M UTC"))
+            if caller.expires <= time.time():
+                raise errors.expired_key(datetime.fromtimestamp(caller.expires, UTC).strftime("%Y-%m-%d %H:%M UTC"))
             return caller
         if self._anonymous is not None and self._config.anonymous.any_key:
             return self._anonymous

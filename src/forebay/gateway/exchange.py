@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from forebay import errors
 from forebay.api import openai
-from forebay.api.routes import Route
-from forebay.config.models import Class
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.callers import Caller
 from forebay.gateway.fleet import Entry, Handle
-from forebay.gateway.forwarding import downstream_block, upstream_block
-from forebay.gateway.telemetry import Series
+from forebay.gateway.forwarding import downstream_block
+from forebay.gateway.front import Front
 from forebay.lifecycle import Event, State, advance
 from forebay.wire.head import Header
 from forebay.wire.inflate import CODINGS, InflateFailed, Inflater
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
 
 _TIMEOUTS: Final = frozenset({Failure.CONNECT_TIMEOUT, Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT})
 _UNREACHED: Final = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.TLS})
+_HELD: Final = advance(State.RECEIVED, Event.HOLD)
 _ENDS: Final = {
     Outcome.OK: Event.COMPLETE,
     Outcome.ENGINE_REFUSED: Event.COMPLETE,
@@ -47,47 +45,33 @@ _ENDS: Final = {
 
 
 class Exchange(ABC):
-    __slots__ = (
-        "_call",
-        "_error_body",
-        "_failing",
-        "_handle",
-        "_head_block",
-        "_headers",
-        "_inflater",
-        "_payload",
-        "_tried",
-        "attempts",
-        "body",
-        "caller",
-        "class_",
-        "engine",
-        "entry",
-        "first_content_at",
-        "gateway",
-        "outcome",
-        "received_at",
-        "reply",
-        "request",
-        "request_id",
-        "route",
-        "series",
-        "state",
-        "status",
-        "usage",
-    )
+    """Attributes that most requests never change are defaults of the class."""
 
     stream = False
+    state = State.RECEIVED
+    outcome = Outcome.OK
+    status = 0
+    attempts = 0
+    first_content_at = 0.0
+    heard_at = 0.0
+    usage: openai.Usage | None = None
+    call: Call | None = None
+    shown = b""
+    """The answer's beginning, kept where bodies are logged."""
+    _handle: Handle | None = None
+    _tried: tuple[str, ...] = ()
+    _failing = False
+    _error_body = b""
+    _inflater: Inflater | None = None
+    _headers: list[Header]
 
     def __init__(
         self,
         gateway: Gateway,
         request: Request,
         reply: Reply,
-        route: Route,
-        caller: Caller,
-        class_: Class,
-        request_id: str,
+        front: Front,
+        request_id: bytes,
         body: openai.AnyBody,
         entry: Entry,
         payload: bytes,
@@ -96,37 +80,25 @@ class Exchange(ABC):
         self.gateway = gateway
         self.request = request
         self.reply = reply
-        self.route = route
-        self.caller = caller
-        self.class_ = class_
+        self.front = front
         self.request_id = request_id
         self.body = body
         self.entry = entry
         self.received_at = now
-        self.state = State.RECEIVED
-        self.series: Series = gateway.telemetry.series(route.name, entry.name, class_.value)
-        self.outcome = Outcome.OK
-        self.status = 0
-        self.attempts = 0
-        self.engine = ""
-        self.first_content_at = 0.0
-        self.usage: openai.Usage | None = None
+        self.series = gateway.telemetry.series(front.route, entry.name, front.class_)
         self._payload = payload
-        self._head_block = upstream_block(request, request_id.encode(), len(payload))
-        self._headers: list[Header] = []
-        self._handle: Handle | None = None
-        self._call: Call | None = None
-        self._tried: tuple[str, ...] = ()
-        self._failing = False
-        self._error_body = b""
-        self._inflater: Inflater | None = None
         reply.on_gone = self.client_gone
+
+    @property
+    def engine(self) -> str:
+        """The engine of the last attempt, or "" before the first."""
+        return self._tried[-1] if self._tried else ""
 
     # --- the way to an engine ----------------------------------------------------------------------------------------
 
     def go(self) -> None:
         """Start: the caller is known and the limits are held."""
-        self._move(Event.HOLD)
+        self.state = _HELD
         self.gateway.live.add(self)
         self._place(None)
 
@@ -142,31 +114,32 @@ class Exchange(ABC):
         if handle is None:
             self.refuse(last or errors.no_engine(self.entry.name, "none of its engines is healthy"))
             return
-        self._move(Event.ADMIT)
+        self.state = advance(advance(self.state, Event.ADMIT), Event.DISPATCH)
         self._handle = handle
-        self.engine = handle.name
+        self._tried = (*self._tried, handle.name)
         handle.in_flight += 1
         self.attempts += 1
         self._failing = False
-        self._move(Event.DISPATCH)
-        self._call = handle.pool.request(handle.head(b"POST", self.route.path) + self._head_block, self._payload, self)
+        payload = self._payload
+        handle.pool.request(
+            b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
+            % (handle.head(b"POST", self.front.route.path), self.front.block, self.request_id, len(payload)),
+            payload,
+            self,
+        )
         if self.reply.paused:
-            self._call.pause()
+            self.pause()
 
     def _retry(self, refusal: Refusal) -> None:
         """Before the first byte: another engine, if there is one and the budget allows; else the refusal."""
         gateway = self.gateway
-        handle = self._handle
         self._release()
-        if handle is not None:
-            self._tried = (*self._tried, handle.name)
         retries = gateway.config.retries
         others = any(c not in self._tried for c in self.entry.candidates)
         if not others or self.attempts >= retries.attempts or not gateway.retry_budget.take(gateway.ticker.now):
             self.refuse(refusal)
             return
-        if handle is not None:
-            gateway.telemetry.retries.series(handle.name).add()
+        gateway.telemetry.retries.series(self.engine).add()
         self._move(Event.RETRY)
         self._place(refusal)
 
@@ -217,7 +190,6 @@ class Exchange(ABC):
             self.answer_ends()
 
     def on_fail(self, failure: Failure, detail: str) -> None:
-        self._call = None
         self._count_failure(failure.value)
         handle = self._handle
         if handle is not None and failure in _UNREACHED:
@@ -250,8 +222,6 @@ class Exchange(ABC):
         """The answer's first content is here."""
         self.first_content_at = now
         self._move(Event.FIRST_TOKEN)
-        if self._call is not None:
-            self._call.begin()
 
     def downstream_head(self) -> bytes:
         return downstream_block(self._headers)
@@ -327,10 +297,9 @@ class Exchange(ABC):
         if self.state is State.SETTLED:
             return
         self.outcome = outcome
-        self._move(_ENDS.get(outcome, Event.REFUSE))
+        self.state = advance(advance(self.state, _ENDS.get(outcome, Event.REFUSE)), Event.SETTLE)
         self._drop_call()
         self._release()
-        self._move(Event.SETTLE)
         self.gateway.live.discard(self)
         self.gateway.settled(self)
         reply = self.reply
@@ -339,20 +308,19 @@ class Exchange(ABC):
     # --- small things ------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        if self._call is not None:
-            self._call.pause()
+        if self.call is not None:
+            self.call.pause()
 
     def resume(self) -> None:
-        if self._call is not None:
-            self._call.resume()
+        if self.call is not None:
+            self.call.resume()
 
     def _move(self, event: Event) -> None:
         self.state = advance(self.state, event)
 
     def _drop_call(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
+        if self.call is not None:
+            self.call.cancel()
 
     def _release(self) -> None:
         handle, self._handle = self._handle, None
@@ -367,7 +335,7 @@ class Exchange(ABC):
             self.gateway.telemetry.cancels.series(self.state.value).add()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.request_id} {self.state.value} on {self.engine or 'no engine'}>"
+        return f"<{type(self).__name__} {self.request_id.decode()} {self.state.value} on {self.engine or 'no engine'}>"
 
 
 def _retry_after(headers: list[Header]) -> float:

@@ -6,7 +6,8 @@ import asyncio
 from typing import Protocol
 
 from forebay.wire.head import Header
-from forebay.wire.upstream import Failure, Pool
+from forebay.wire.pool import Pool
+from forebay.wire.upstream import Call, Failure
 
 MAX_BODY = 8 << 20
 
@@ -22,6 +23,9 @@ class Target(Protocol):
 
 
 class _Collect:
+    call: Call | None = None
+    heard_at = 0.0
+
     def __init__(self, done: asyncio.Future[bytes]) -> None:
         self._done = done
         self._parts: list[bytes] = []
@@ -54,11 +58,13 @@ class _Collect:
 async def fetch(target: Target, path: bytes, seconds: float) -> bytes:
     """The body of a 200. Raises FetchFailed."""
     done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    call = target.pool.request(target.head(b"GET", path) + b"\r\n", b"", _Collect(done))
+    sink = _Collect(done)
+    target.pool.request(target.head(b"GET", path) + b"\r\n", b"", sink)
     try:
         async with asyncio.timeout(seconds):
             return await done
     except TimeoutError:
         raise FetchFailed(f"GET {path.decode()} took longer than {seconds:g} s") from None
     finally:
-        call.cancel()
+        if sink.call is not None:
+            sink.call.cancel()

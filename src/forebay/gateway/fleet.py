@@ -11,6 +11,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,9 +21,9 @@ from forebay.config.models import Config, Engine, Model, Timeouts
 from forebay.engines.base import EngineReport
 from forebay.engines.registry import adapter
 from forebay.gateway.fetch import FetchFailed, fetch
+from forebay.wire.pool import Origin, Pool
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
-from forebay.wire.upstream import Origin, Pool
 
 log = logging.getLogger("forebay.engines")
 
@@ -203,16 +204,14 @@ class Fleet:
                 catalog[name] = Entry(name, target, tuple(handles), settings)
         self.catalog = catalog
 
-    def resolve(self, model: str, usable: Callable[[str], bool]) -> Entry:
-        """What `model` means. Raises Refusal: unknown, or known but on no healthy engine."""
-        entry = self.catalog.get(model)
-        if entry is None or not usable(model):
-            if entry is None and any(not h.knows_its_models for h in self.handles.values()):
-                raise errors.no_engine(model, "an engine that may serve it has not answered yet")
-            raise errors.unknown_model(model, sorted(n for n in self.catalog if usable(n)))
-        if not entry.candidates:
+    def refuse(self, model: str, usable: Callable[[str], bool] | None) -> NoReturn:
+        """Say why `model` cannot be served now: unknown to this caller, or on no healthy engine. Raises Refusal."""
+        known = [n for n in self.catalog if usable is None or usable(n)]
+        if model in known:
             raise errors.no_engine(model, "none of its engines is healthy")
-        return entry
+        if model not in self.catalog and any(not h.knows_its_models for h in self.handles.values()):
+            raise errors.no_engine(model, "an engine that may serve it has not answered yet")
+        raise errors.unknown_model(model, sorted(known))
 
     def passive_failure(self, handle: Handle, why: str) -> None:
         """A request could not reach the engine: check it now."""

@@ -56,18 +56,14 @@ _ID_CHARS: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 MAX_ID: Final = 128
 
 
-def upstream_block(request: Request, request_id: bytes, length: int) -> bytes:
-    """The rest of the head of an engine's request, with the empty line that ends it."""
+def upstream_block(request: Request) -> bytes:
+    """The caller's header lines as an engine gets them; its id and the length are said anew by each request."""
     drop = _NOT_UPSTREAM
     named = request.fields.get(b"connection")
     if named is not None and named not in _PLAIN_CONNECTION:
         drop = drop | connection_names(named)
     passed = b"".join([b"%b: %b\r\n" % h for h in request.headers if h[0] not in drop])
-    return b"%bcontent-type: application/json\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-        passed,
-        request_id,
-        length,
-    )
+    return passed + b"content-type: application/json\r\n"
 
 
 def downstream_block(headers: list[Header]) -> bytes:
@@ -83,12 +79,14 @@ class RequestIds:
     """Ids for requests that bring none: random a process, counted within it."""
 
     def __init__(self) -> None:
-        self._prefix = f"req-{secrets.token_hex(8)}-"
+        self._prefix = b"req-%b-" % secrets.token_hex(8).encode()
         self._count = itertools.count(1)
 
-    def of(self, request: Request) -> str:
-        """The caller's own X-Request-Id where it is 1 to 128 letters, digits or `._:-`; else a new one."""
-        given = request.fields.get(b"x-request-id")
-        if given is not None and 0 < len(given) <= MAX_ID and _ID_CHARS.issuperset(given):
-            return given.decode("ascii")
-        return f"{self._prefix}{next(self._count):x}"
+    def new(self) -> bytes:
+        return b"%b%x" % (self._prefix, next(self._count))
+
+
+def given_id(request: Request) -> bytes | None:
+    """The caller's own X-Request-Id where it is 1 to 128 letters, digits or `._:-`."""
+    given = request.fields.get(b"x-request-id")
+    return given if given is not None and 0 < len(given) <= MAX_ID and _ID_CHARS.issuperset(given) else None

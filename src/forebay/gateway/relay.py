@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import re
+from bisect import bisect_left
+from time import monotonic
 from typing import Any, Final
 
 from forebay import errors
@@ -17,28 +19,43 @@ PASS_THROUGH: Final = 1 << 20
 TAIL: Final = 4_096
 """Bytes kept of a passed answer's end, where its usage stands."""
 DONE: Final = b"[DONE]"
+SHOWN: Final = 4_096
+"""Bytes of an answer that are logged, where bodies are."""
+
+_WORDS: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"((?:[^"\\]|\\.)*)"')
+_UNTAPPED: Final = b"\0no read ends like this\0"
+_CHUNKS: Final = 4_096
+
+
+def _chunk_head(size: int) -> bytes:
+    """The head that a read of `size` bytes has if it is one chunk, as all common servers write it (h11, httptools,
+    hyper, Go): lower-case hexadecimal without leading zeros. Unmatchable where no chunk has that size."""
+    for digits in range(1, 4):
+        body = size - digits - 4
+        if body > 0 and len(b"%x" % body) == digits:
+            return b"%x\r\n" % body
+    return _UNTAPPED
+
+
+_CHUNK_HEADS: Final = tuple(map(_chunk_head, range(_CHUNKS)))
 
 
 class Unary(Exchange):
     """An answer read whole, so that an engine's failure up to its last byte can still be retried."""
 
-    __slots__ = ("_parts", "_passing", "_size", "_tail")
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._passing = False
-        self._tail = b""
+    _size = 0
+    _passing = False
+    _tail = b""
+    _parts: list[bytes]
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
-        self._parts.clear()
+        self._parts = []
         self._size = 0
         limit = self.gateway.config.limits.response_bytes
         if length is not None and length > limit:
             self.broken(_too_large(limit))
-        elif self._call is not None:
-            self._call.begin()
+        elif self.call is not None:
+            self.call.begin()
 
     def answer_data(self, data: bytes) -> None:
         self._size += len(data)
@@ -61,7 +78,7 @@ class Unary(Exchange):
         self._passing = True
         self._tail = held[-TAIL:]
         self.reply.on_pause, self.reply.on_resume = self.pause, self.resume
-        self.first_content(time.monotonic())
+        self.first_content(monotonic())
         self.reply.start(self.status, self.downstream_head())
         self.reply.write(held)
 
@@ -82,6 +99,8 @@ class Unary(Exchange):
             self.broken(errors.engine_failed("its answer is not JSON"))
             return
         self.usage = found.usage
+        if self.gateway.config.logging.bodies:
+            self.shown = body[:SHOWN]
         if self.entry.renames:
             body = self.entry.renamed(body)
         self.reply.send(self.status, self.downstream_head(), body)
@@ -91,25 +110,25 @@ class Unary(Exchange):
 class Stream(Exchange):
     """Events passed on byte for byte.
 
-    Until the first content the events are held, so that retry and refusal stay possible. From then on a read from the
-    engine costs one framing, three searches and one write; only blocks in which a search hits are taken apart.
+    Until the first content the events are held, so that retry and refusal stay possible. From then on most reads are
+    one chunk with one event that differs from the last only in its words: `tap` passes those on as they are, in the
+    engine's own chunk framing. The rest is framed, and taken apart where it may hold usage, an end or an error.
     """
 
-    __slots__ = ("_begun", "_done", "_finished", "_framer", "_held", "_hide_usage", "_last_at", "_plain", "events")
-
     stream = True
+    events = 0
+    _begun = False
+    _done = False
+    _finished = False
+    _prefix = b""
+    _suffix = b""
 
     def __init__(self, *args: Any, hide_usage: bool) -> None:
         super().__init__(*args)
         self._hide_usage = hide_usage
-        self._framer = sse.Framer(self.gateway.config.limits.event_bytes)
         self._held: list[bytes] = []
-        self._begun = False
-        self._done = False
-        self._finished = False
-        self._plain: Unary | None = None
-        self._last_at = 0.0
-        self.events = 0
+        itl = self.series.itl
+        self._gaps, self._edges = itl.counts, itl.edges
         self.reply.on_pause = self.pause
         self.reply.on_resume = self.resume
 
@@ -121,20 +140,30 @@ class Stream(Exchange):
             shown = errors.shown(kind.decode("latin-1"))
             self.broken(errors.engine_failed(f"it answered a stream with the Content-Type '{shown}'"))
 
-    def on_body(self, data: bytes) -> None:
-        if not self._begun or self._inflater is not None:
-            super().on_body(data)
+    def tap(self, data: bytes) -> bool:
+        """Pass on a read that is exactly one chunk with one more event of the kind learned."""
+        n = len(data)
+        if n >= _CHUNKS or not data.endswith(self._suffix):
+            return False
+        head = _CHUNK_HEADS[n]
+        if not (data.startswith(head) and data.startswith(self._prefix, len(head))):
+            return False
+        now = monotonic()
+        self._gaps[bisect_left(self._edges, now - self.heard_at)] += 1
+        self.heard_at = now
+        self.events += 1
+        self.reply.sent += n
+        self._write(data)
+        return True
+
+    def _learn(self, event: bytes) -> None:
+        """Learn what surrounds the words in this engine's events; only from one without usage, end or error."""
+        match = _WORDS.search(event)
+        if match is None or self._framer.tail:
             return
-        try:
-            block = self._framer.feed(data)
-        except sse.EventTooLarge as e:
-            self.broken(errors.engine_failed(str(e)))
-            return
-        if block:
-            if b'"usage"' in block or DONE in block or b'"error"' in block:
-                self._look_into(block)
-            else:
-                self._pass(block)
+        prefix, suffix = event[: match.start(1)], event[match.end(1) :]
+        if b'"choices":[{' in prefix and suffix.endswith(b"}\n\n"):
+            self._prefix, self._suffix = prefix, suffix + b"\r\n"
 
     def answer_data(self, data: bytes) -> None:
         try:
@@ -143,21 +172,17 @@ class Stream(Exchange):
             self.broken(errors.engine_failed(str(e)))
             return
         if not block:
-            return
-        if self._begun:
+            self._suffix = _UNTAPPED  # the next read goes on within an event
+        elif self._begun:
             self._look_into(block)
         else:
             self._before_content(block)
 
-    def _pass(self, block: bytes) -> None:
-        if self._done:
-            return
-        now = time.monotonic()
-        self.series.itl.observe(now - self._last_at)
-        self._last_at = now
-        self.events += sse.count(block)
-        self._finished = b'"finish_reason":"' in block or b'"finish_reason": "' in block
-        self.reply.write(self.entry.renamed(block) if self.entry.renames else block)
+    def _arrived(self) -> None:
+        """Content has come to the client: the gap to the last one."""
+        now = monotonic()
+        self._gaps[bisect_left(self._edges, now - self.heard_at)] += 1
+        self.heard_at = now
 
     def _before_content(self, block: bytes) -> None:
         """Hold what has no content yet; begin with the first that has."""
@@ -177,14 +202,21 @@ class Stream(Exchange):
             self._begin(b"")
 
     def _begin(self, block: bytes) -> None:
-        now = time.monotonic()
+        now = self.heard_at = monotonic()
         self._begun = True
-        self._last_at = now
         self.series.ttft.observe(now - self.received_at)
         self.first_content(now)
         held = b"".join(self._held)
         self._held.clear()
         self.reply.start(self.status, self.downstream_head())
+        self._suffix = _UNTAPPED
+        write = self.reply.raw_writer()
+        tap = None
+        if write is not None and self._inflater is None and not self.entry.renames and not self._shows_bodies():
+            self._write = write
+            tap = self.tap
+        if self.call is not None:
+            self.call.begin(tap)
         if held:
             self.reply.write(self.entry.renamed(held))
         if block:
@@ -208,7 +240,7 @@ class Stream(Exchange):
             if found is not None:
                 if found.is_error:
                     keep.append(event)
-                    self._error_within(keep, data)
+                    self._error_within(keep)
                     return
                 if found.usage is not None:
                     self.usage = found.usage
@@ -216,14 +248,20 @@ class Stream(Exchange):
                         continue
                 if any(c.finish_reason is not None for c in found.choices or ()):
                     self._finished = True
+                elif found.usage is None:
+                    self._learn(event)
             self.events += 1
             keep.append(event)
         if keep:
-            now = time.monotonic()
             if not first:
-                self.series.itl.observe(now - self._last_at)
-            self._last_at = now
-            self.reply.write(self.entry.renamed(b"".join(keep)))
+                self._arrived()
+            passed = self.entry.renamed(b"".join(keep))
+            if self._shows_bodies():
+                self.shown = (self.shown + passed)[:SHOWN]
+            self.reply.write(passed)
+
+    def _shows_bodies(self) -> bool:
+        return self.gateway.config.logging.bodies
 
     def _error_before_content(self, data: bytes, found: openai.Chunk) -> None:
         """An error event in a 200 stream of which the client has seen nothing: it becomes an error status."""
@@ -231,7 +269,7 @@ class Stream(Exchange):
         self._headers = [(b"content-type", b"application/json")]
         self._engine_refused(_status_of(found), data)
 
-    def _error_within(self, keep: list[bytes], data: bytes) -> None:
+    def _error_within(self, keep: list[bytes]) -> None:
         """The client gets the engine's own error event, and no [DONE] after it."""
         self._drop_call()
         self._count_failure("error_event")

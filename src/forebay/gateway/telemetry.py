@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forebay.config.models import Metrics
+import msgspec
+
+from forebay.api.routes import Route
+from forebay.config.models import Class, Metrics
 from forebay.counters import Counter, Family, Histogram, counters, histograms
+from forebay.errors import Outcome
 from forebay.state.messages import FamilySnapshot
 
 _TTFT_EDGES = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0)
@@ -14,16 +18,31 @@ _TOTAL_EDGES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120
 
 
 class Series:
-    """The series of one (route, model, class), resolved once."""
+    """The series of one (route, model, class), resolved once, and their part of a log line."""
 
-    __slots__ = ("completion", "itl", "prompt", "total", "ttft")
+    __slots__ = ("_labels", "_outcomes", "_requests", "completion", "itl", "logged", "prompt", "total", "ttft")
 
-    def __init__(self, telemetry: Telemetry, route: str, model: str, class_: str) -> None:
+    def __init__(self, telemetry: Telemetry, route: str, path: bytes, model: str, class_: str) -> None:
+        self._labels = (route, model, class_)
+        self._requests = telemetry.requests
+        self._outcomes: dict[Outcome, Counter] = {}
         self.ttft: Histogram = telemetry.ttft.series(route, model, class_)
         self.itl: Histogram = telemetry.itl.series(route, model, class_)
         self.total: Histogram = telemetry.total.series(route, model, class_)
         self.prompt: Counter = telemetry.tokens.series(model, class_, "prompt")
         self.completion: Counter = telemetry.tokens.series(model, class_, "completion")
+        self.logged = b'"method":"POST","path":"%b","model":%b,"class":"%b"' % (
+            path,
+            msgspec.json.encode(model),
+            class_.encode(),
+        )
+
+    def ended(self, outcome: Outcome) -> None:
+        """Count one request."""
+        counter = self._outcomes.get(outcome)
+        if counter is None:
+            counter = self._outcomes[outcome] = self._requests.series(*self._labels, outcome.value)
+        counter.value += 1
 
 
 class Telemetry:
@@ -54,13 +73,13 @@ class Telemetry:
         self.failed_keys = counters("forebay_rejected_callers", "Requests refused for their key.", "code")
         self._series: dict[tuple[str, str, str], Series] = {}
 
-    def series(self, route: str, model: str, class_: str) -> Series:
-        key = (route, model, class_)
+    def series(self, route: Route, model: str, class_: Class) -> Series:
+        key = (route.name, model, class_)
         found = self._series.get(key)
         if found is None:
             if len(self._series) >= 4096:
                 self._series.clear()
-            found = self._series[key] = Series(self, route, model, class_)
+            found = self._series[key] = Series(self, route.name, route.path, model, class_.value)
         return found
 
     def snapshot(self) -> Iterable[FamilySnapshot]:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +23,7 @@ import httptools
 from forebay import errors
 from forebay.errors import Refusal
 from forebay.wire.head import block, status_line
+from forebay.wire.memo import HeadMemo, remember
 from forebay.wire.message import Peer, Request
 from forebay.wire.reply import Reply
 from forebay.wire.ticker import NEVER
@@ -29,9 +31,12 @@ from forebay.wire.ticker import NEVER
 if TYPE_CHECKING:
     from forebay.wire.server import Server
 
+_SLASH = ord("/")
 LINGER_SECONDS = 2.0
 """How long a refused connection is drained, so that the refusal is read before the close."""
 LINGER_BYTES = 32 << 20
+LESSONS = 4
+"""Heads remembered of a connection before it is given up as one that never repeats itself."""
 KEEPALIVE_DISCARD = 262_144
 """A refused body up to this size is read and dropped, and the connection kept."""
 MIN_DRAINED = 4_096
@@ -57,8 +62,11 @@ class Connection(asyncio.Protocol):
         "_body_size",
         "_drained_mark",
         "_dropped",
+        "_head_data",
         "_headers",
         "_last_words",
+        "_lessons",
+        "_memo",
         "_owes_continue",
         "_parser",
         "_peer",
@@ -93,6 +101,9 @@ class Connection(asyncio.Protocol):
         self._wire_bytes = 0
         self._last_words: tuple[Refusal, Request | None] | None = None
         self._owes_continue = False
+        self._memo: HeadMemo | None = None
+        self._lessons = LESSONS
+        self._head_data = b""
         self._read_paused = False
         self._drained_mark = 0
         self._peer: Peer | None = None
@@ -127,6 +138,12 @@ class Connection(asyncio.Protocol):
         server.counters.bytes_in += len(data)
         stage = self._stage
         if stage is Stage.IDLE:
+            memo = self._memo
+            if memo is not None and self._reply is None and not self._pending:
+                body = memo.body_of(data)
+                if body is not None and self._repeat(memo, body):
+                    return
+            self._head_data = data
             self._stage = Stage.HEAD
             self._wire_bytes = 0
             if self._reply is None:
@@ -145,6 +162,7 @@ class Connection(asyncio.Protocol):
             self._go_on_after_upgrade(data[e.args[0] :])
         except httptools.HttpParserError as e:
             self._misparsed(e)
+        self._head_data = b""
         stage = self._stage
         if stage is Stage.HEAD or stage is Stage.BODY:
             self._check_size(stage)
@@ -161,6 +179,7 @@ class Connection(asyncio.Protocol):
             self.server.unwatch(self)
         self._transport = None
         self._parser = None
+        self._memo = None
         self._pending = None
         self.deadline = NEVER
         self.server.left(self)
@@ -204,14 +223,22 @@ class Connection(asyncio.Protocol):
         server = self.server
         fields = dict(headers)
         version = parser.get_http_version()
-        path, _, query = url.partition(b"?")
-        if not path.startswith(b"/"):
+        path, _, query = url.partition(b"?") if b"?" in url else (url, b"", b"")
+        if url[0] != _SLASH:
             path = _origin_form(path)
         if self._peer is None:
             self._peer = _peer_of(self._transport)
         request = Request(parser.get_method(), path, query, headers, fields, self._peer, version == "1.0")
         request.keep_alive = parser.should_keep_alive()
-        refusal = self._unsound(request, version)
+        plain = (
+            version == "1.1"
+            and len(fields) == len(headers) <= server.limits.header_count
+            and b"host" in fields
+            and b"transfer-encoding" not in fields
+            and b"expect" not in fields
+            and self._wire_bytes <= server.limits.header_bytes
+        )
+        refusal = None if plain else self._unsound(request, version)
         if refusal is not None:
             self._refuse(refusal, request)
             return
@@ -237,6 +264,8 @@ class Connection(asyncio.Protocol):
                 self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             else:
                 self._owes_continue = True
+        else:
+            self._learn(request)
         if self._reply is None:
             self.deadline = server.ticker.now + server.timeouts.body
 
@@ -263,7 +292,8 @@ class Connection(asyncio.Protocol):
             request.body = body[0] if len(body) == 1 else b"".join(body)
             self._body = []
             self._body_size = 0
-        self._headers.clear()
+        if self._headers:
+            self._headers.clear()  # trailers
         self._dropped = 0
         self._stage = Stage.IDLE if request.keep_alive else Stage.DEAF
         self._wire_bytes = 0
@@ -282,14 +312,17 @@ class Connection(asyncio.Protocol):
 
     def ended(self, reply: Reply) -> None:
         """The current answer is whole."""
-        self.server.counters.bytes_out += reply.sent
-        keep_alive = reply.request.keep_alive
+        server = self.server
+        server.counters.bytes_out += reply.sent
         self._reply = None
-        if not keep_alive or self.server.draining:
+        if not reply.request.keep_alive or server.draining:
             self._linger()
             return
         if not self.blocked:
-            self._wait_for_more()
+            if self._stage is Stage.IDLE:
+                self.deadline = server.ticker.now + server.timeouts.idle
+            else:
+                self._wait_for_more()
         if self._pending:
             # Not from within the handler's own call: a row of short answers would nest.
             asyncio.get_running_loop().call_soon(self._advance)
@@ -307,6 +340,9 @@ class Connection(asyncio.Protocol):
         self._stage = Stage.DEAF
         if self._transport is not None:
             self._transport.close()
+
+    def raw_writer(self) -> Callable[[bytes], None] | None:
+        return self._transport.write if self._transport is not None else None
 
     def date(self) -> bytes:
         return self.server.date
@@ -348,6 +384,24 @@ class Connection(asyncio.Protocol):
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    def _repeat(self, memo: HeadMemo, body: bytes) -> bool:
+        """The remembered request with another body. False where it must be looked at anew."""
+        server = self.server
+        if server.draining or len(body) > server.limits.body_bytes:
+            return False
+        request = memo.request.again(body)
+        if server.handler.on_head(request) is not None:
+            return False
+        memo.request.context = request.context
+        self._hand_over(request)
+        return True
+
+    def _learn(self, request: Request) -> None:
+        """Keep this head for the next request, unless the client's heads have proved to differ."""
+        if self._lessons and self._head_data:
+            self._lessons -= 1
+            self._memo = remember(self._head_data, request)
+
     def _advance(self) -> None:
         """Hand over the next request."""
         pending = self._pending
@@ -356,16 +410,19 @@ class Connection(asyncio.Protocol):
         request = pending.popleft()
         if self._read_paused and not pending:
             self._resume_reading()
+        if request.refusal is None:
+            self._hand_over(request)
+            return
+        reply = self._reply = Reply(self, request)
+        reply.extra = self.server.handler.on_refused(request, request.refusal)
+        reply.refuse(request.refusal)
+
+    def _hand_over(self, request: Request) -> None:
         reply = self._reply = Reply(self, request)
         if not self.blocked:
             self.deadline = NEVER
-        handler = self.server.handler
-        if request.refusal is not None:
-            reply.extra = handler.on_refused(request, request.refusal)
-            reply.refuse(request.refusal)
-            return
         try:
-            handler.on_request(request, reply)
+            self.server.handler.on_request(request, reply)
         except Exception as e:
             self.server.failed(e)
             if reply.started:

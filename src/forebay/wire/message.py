@@ -60,6 +60,13 @@ class Request:
         self.context: Any = None
         self.refusal: Refusal | None = None
 
+    def again(self, body: bytes) -> Request:
+        """The same head with another body. Its Content-Length is the old one's; its `context` is carried over."""
+        request = Request(self.method, self.path, self.query, self.headers, self.fields, self.peer, self.http10)
+        request.body = body
+        request.context = self.context
+        return request
+
     def header(self, name: bytes) -> bytes | None:
         return self.fields.get(name)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from forebay.errors import Refusal
-from forebay.wire.head import block, status_line
+from forebay.wire.head import STATUS_LINES, block, status_line
 from forebay.wire.message import Request
 
 
@@ -19,6 +19,7 @@ class Outlet(Protocol):
     def ended(self, reply: Reply) -> None: ...
     def cut(self) -> None: ...
     def date(self) -> bytes: ...
+    def raw_writer(self) -> Callable[[bytes], None] | None: ...
 
 
 class Reply:
@@ -57,7 +58,7 @@ class Reply:
         self.started = True
         request = self.request
         data = b"%bcontent-length: %d\r\n%b%b%b%b\r\n" % (
-            status_line(status),
+            STATUS_LINES.get(status) or status_line(status),
             len(body),
             headers,
             self.extra,
@@ -114,6 +115,12 @@ class Reply:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         self.sent += len(data)
         connection.write(data)
+
+    def raw_writer(self) -> Callable[[bytes], None] | None:
+        """What takes chunks that are framed already, for a chunked answer that has begun; None for any other. The
+        writer counts nothing: add to `sent`."""
+        connection = self._connection
+        return connection.raw_writer() if connection is not None and self._chunked else None
 
     def end(self) -> None:
         """The answer is whole."""

@@ -1,31 +1,33 @@
-"""The client side of HTTP/1.1: one engine's bounded pool of kept connections.
+"""One engine's connection: a call and its answer at a time, kept for the next one.
 
-A pool's mutable state is two collections: `_idle`, connections without a call (a stack: the warmest is used first), and
-`_open`, all connections, those being made included. A call is one request and its answer; its sink is told what
-happened, exactly once at the end: `on_end` or `on_fail`. After `cancel` the sink hears nothing more.
+A `Sink` is told what happened, exactly once at the end: `on_end` or `on_fail`. Between the start and the end its `call`
+is the connection; `cancel` closes that, and the sink hears nothing more. Two ways lead an answer's bytes to the sink:
+llhttp's callbacks, and, for a stream that has begun, the sink's *tap*: it is shown each read that starts between two
+HTTP chunks and may take it as it is, if it is exactly one chunk of a kind it knows. llhttp never sees those bytes, and
+need not: whole chunks leave it where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import httptools
 
-from forebay.config.models import Timeouts
 from forebay.wire.head import Header
-from forebay.wire.ticker import NEVER, Ticker
+from forebay.wire.ticker import NEVER
+
+if TYPE_CHECKING:
+    from forebay.wire.pool import Pool
 
 log = logging.getLogger("forebay.wire")
 
-SPLIT_WRITE = 65_536
+SPLIT_WRITE: Final = 65_536
 """Bodies over this many bytes are handed to the transport apart from the head, so that they are not copied."""
-MAX_HEAD = 65_536
+MAX_HEAD: Final = 65_536
 
 
 class Failure(Enum):
@@ -43,8 +45,31 @@ class Failure(Enum):
     CLOSED = "closed"  # the pool was closed
 
 
+class Call(Protocol):
+    """One request on its way, as long as it is."""
+
+    def cancel(self) -> None:
+        """Close the engine's connection at once."""
+        ...
+
+    def pause(self) -> None:
+        """Hold the engine's bytes back."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def begin(self, tap: Callable[[bytes], bool] | None = None) -> None:
+        """Content has come: the first-byte time-out gives way to the idle one, and `tap` is shown raw chunks."""
+        ...
+
+
 class Sink(Protocol):
     """Who gets an answer. Called on the event loop."""
+
+    call: Call | None
+    """Set and cleared by the pool: what the sink may cancel now."""
+    heard_at: float
+    """Monotonic seconds of the last bytes that the sink's tap took; 0 before."""
 
     def on_head(self, status: int, headers: list[Header], length: int | None) -> None:
         """`headers` with lower-cased names; `length` from Content-Length, None where the body's end shows later."""
@@ -55,216 +80,29 @@ class Sink(Protocol):
     def on_fail(self, failure: Failure, detail: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where an engine is. `tls` is None for plain HTTP."""
-
-    host: str
-    port: int
-    tls: ssl.SSLContext | None = None
-    server_name: str | None = None
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class Call:
-    """One request on its way. `pause` and `resume` hold the engine's bytes back; `begin` says that content has come, so
-    that the first-byte time-out gives way to the idle one."""
-
-    __slots__ = ("_body", "_connection", "_head", "_pool", "fresh", "sink", "task")
-
-    def __init__(self, pool: Pool, head: bytes, body: bytes, sink: Sink) -> None:
-        self._pool = pool
-        self._head = head
-        self._body = body
-        self._connection: UpstreamConnection | None = None
-        self.sink: Sink | None = sink
-        self.task: asyncio.Task[None] | None = None
-        self.fresh = False
-
-    def cancel(self) -> None:
-        """Close the engine's connection at once, whatever is on it."""
-        self.sink = None
-        connection = self._connection
-        if connection is not None:
-            self._connection = None
-            connection.drop()
-        elif self.task is not None:
-            self.task.cancel()
-
-    def pause(self) -> None:
-        if self._connection is not None:
-            self._connection.pause()
-
-    def resume(self) -> None:
-        if self._connection is not None:
-            self._connection.resume()
-
-    def begin(self) -> None:
-        if self._connection is not None:
-            self._connection.begun = True
-
-    def __repr__(self) -> str:
-        return f"<Call to {self._pool.origin} {'open' if self.sink is not None else 'done'}>"
-
-
-class Pool:
-    """Connections to one engine. `max_open` bounds all of them, `max_idle` those kept without a call."""
-
-    def __init__(
-        self,
-        origin: Origin,
-        *,
-        max_open: int,
-        max_idle: int,
-        timeouts: Timeouts,
-        ticker: Ticker,
-        spawn: Callable[[Any], asyncio.Task[None]],
-    ) -> None:
-        self.origin = origin
-        self.max_open = max_open
-        self.max_idle = max_idle
-        self.timeouts = timeouts
-        self.ticker = ticker
-        self._spawn = spawn
-        self._idle: list[UpstreamConnection] = []
-        self._open: set[UpstreamConnection] = set()
-        self._connecting = 0
-        self._closed = False
-        ticker.add(self._sweep)
-
-    def request(self, head: bytes, body: bytes, sink: Sink) -> Call:
-        """Send `head` (complete, with its empty line) and `body`. Never raises: what goes wrong reaches the sink, after
-        this method has returned."""
-        call = Call(self, head, body, sink)
-        now = self.ticker.now
-        idle = self._idle
-        while idle:
-            connection = idle.pop()
-            if connection.usable(now):
-                connection.take(call, head, body)
-                return call
-            connection.drop()
-        self._connect(call)
-        return call
-
-    @property
-    def open(self) -> int:
-        return len(self._open) + self._connecting
-
-    @property
-    def busy(self) -> int:
-        return len(self._open) - len(self._idle) + self._connecting
-
-    def close(self) -> None:
-        """Drop idle connections and take no more calls; calls under way go on."""
-        self._closed = True
-        for connection in self._idle:
-            connection.drop()
-        self._idle.clear()
-        self._retire()
-
-    # --- inside ------------------------------------------------------------------------------------------------------
-
-    def _connect(self, call: Call) -> None:
-        loop = asyncio.get_running_loop()
-        if self._closed:
-            loop.call_soon(_tell, call, Failure.CLOSED, "the engine was removed")
-        elif self.open >= self.max_open:
-            loop.call_soon(_tell, call, Failure.FULL, f"all {self.max_open} connections are in use")
-        else:
-            call.fresh = True
-            self._connecting += 1
-            call.task = self._spawn(self._open_connection(call))
-
-    async def _open_connection(self, call: Call) -> None:
-        loop = asyncio.get_running_loop()
-        origin = self.origin
-        connection: UpstreamConnection | None = None
-        failure, detail = Failure.CONNECT, ""
-        try:
-            async with asyncio.timeout(self.timeouts.connect):
-                _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(self),
-                    origin.host,
-                    origin.port,
-                    ssl=origin.tls,
-                    server_hostname=(origin.server_name or origin.host) if origin.tls is not None else None,
-                )
-        except TimeoutError:
-            failure, detail = Failure.CONNECT_TIMEOUT, f"no connection within {self.timeouts.connect:g} s"
-        except ssl.SSLError as e:
-            failure, detail = Failure.TLS, getattr(e, "verify_message", "") or e.reason or "TLS failed"
-        except OSError as e:
-            detail = e.strerror or str(e) or type(e).__name__
-        finally:
-            self._connecting -= 1
-            call.task = None
-        if connection is None:
-            _tell(call, failure, detail)
-        elif call.sink is None:
-            self.give_back(connection)
-        else:
-            connection.take(call, call._head, call._body)
-
-    def joined(self, connection: UpstreamConnection) -> None:
-        self._open.add(connection)
-
-    def left(self, connection: UpstreamConnection) -> None:
-        self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
-        self._retire()
-
-    def give_back(self, connection: UpstreamConnection) -> None:
-        """Keep a connection whose call ended well."""
-        if self._closed or len(self._idle) >= self.max_idle:
-            connection.drop()
-            return
-        connection.deadline = self.ticker.now + self.timeouts.upstream_idle
-        self._idle.append(connection)
-
-    def again(self, call: Call) -> None:
-        """A kept connection turned out to be dead before a byte of the answer: use a new one, once."""
-        self._connect(call)
-
-    def _sweep(self, now: float) -> None:
-        late = [c for c in self._open if c.deadline < now]
-        for connection in late:
-            connection.timed_out()
-
-    def _retire(self) -> None:
-        if self._closed and not self._open and not self._connecting:
-            self.ticker.remove(self._sweep)
-
-    def __repr__(self) -> str:
-        return f"<Pool {self.origin} {self.busy} busy, {len(self._idle)} idle>"
-
-
-def _tell(call: Call, failure: Failure, detail: str) -> None:
-    sink, call.sink = call.sink, None
-    if sink is not None:
-        sink.on_fail(failure, detail)
-
-
 class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
+        "_between",
         "_born",
-        "_call",
         "_done",
+        "_fresh",
         "_head_bytes",
         "_headed",
         "_headers",
+        "_heard_at",
         "_keep",
+        "_large",
         "_length",
         "_parser",
         "_paused",
         "_pool",
+        "_sent",
         "_skip",
+        "_tap",
         "_transport",
         "begun",
         "deadline",
+        "sink",
     )
 
     def __init__(self, pool: Pool) -> None:
@@ -272,50 +110,76 @@ class UpstreamConnection(asyncio.Protocol):
         self._born = pool.ticker.now
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._call: Call | None = None
         self._headers: list[Header] = []
         self._length: int | None = None
+        self._sent: tuple[bytes, bytes] = _NOTHING
+        self._fresh = True
+        self._large = False
         self._headed = False
         self._done = False
         self._keep = False
         self._skip = False
         self._paused = False
+        self._between = False
         self._head_bytes = 0
+        self._heard_at = 0.0
+        self._tap: Callable[[bytes], bool] | None = None
+        self.sink: Sink | None = None
         self.begun = False
         self.deadline = NEVER
 
-    # --- for Pool and Call -------------------------------------------------------------------------------------------
+    # --- for Pool ----------------------------------------------------------------------------------------------------
 
     def usable(self, now: float) -> bool:
         transport = self._transport
         return (
             transport is not None
-            and not transport.is_closing()
             and now < self.deadline
             and now - self._born < self._pool.timeouts.upstream_age
+            and not transport.is_closing()
         )
 
-    def take(self, call: Call, head: bytes, body: bytes) -> None:
-        self._call = call
-        call._connection = self
-        self.begun = False
-        self._headed = False
-        self._head_bytes = 0
+    def take(self, sink: Sink, head: bytes, body: bytes, *, fresh: bool) -> None:
+        """Send a request. `fresh`: the connection was made for it."""
+        self.sink = sink
+        sink.call = self
+        self._fresh = fresh
         self.deadline = self._pool.ticker.now + self._pool.timeouts.first_byte
         transport = self._transport
         if transport is None:
             return
+        self._sent = (head, body)
         if len(body) <= SPLIT_WRITE:
             transport.write(head + body)
         else:
+            self._large = True
             transport.write(head)
             transport.write(body)
 
     def drop(self) -> None:
         """Close now, in whatever state."""
-        self._call = None
+        self._detach()
         if self._transport is not None:
             self._transport.abort()
+
+    def timed_out(self, now: float) -> None:
+        timeouts = self._pool.timeouts
+        sink = self.sink
+        if sink is None:
+            self.drop()
+        elif not self.begun:
+            self._fail(Failure.FIRST_BYTE_TIMEOUT, f"sent no content within {timeouts.first_byte:g} s")
+        else:
+            heard = max(self._heard_at, sink.heard_at)
+            if heard + timeouts.stream_idle > now:
+                self.deadline = heard + timeouts.stream_idle
+            else:
+                self._fail(Failure.IDLE_TIMEOUT, f"sent nothing for {timeouts.stream_idle:g} s")
+
+    # --- Call --------------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        self.drop()
 
     def pause(self) -> None:
         if not self._paused and self._transport is not None:
@@ -326,17 +190,18 @@ class UpstreamConnection(asyncio.Protocol):
     def resume(self) -> None:
         if self._paused and self._transport is not None:
             self._paused = False
-            self.deadline = self._pool.ticker.now + self._pool.timeouts.stream_idle
+            timeouts = self._pool.timeouts
+            now = self._heard_at = self._pool.ticker.now
+            self.deadline = now + (timeouts.stream_idle if self.begun else timeouts.first_byte)
             self._transport.resume_reading()
 
-    def timed_out(self) -> None:
-        timeouts = self._pool.timeouts
-        if self._call is None:
-            self.drop()
-        elif self.begun:
-            self._fail(Failure.IDLE_TIMEOUT, f"sent nothing for {timeouts.stream_idle:g} s")
-        else:
-            self._fail(Failure.FIRST_BYTE_TIMEOUT, f"sent no content within {timeouts.first_byte:g} s")
+    def begin(self, tap: Callable[[bytes], bool] | None = None) -> None:
+        self.begun = True
+        self._heard_at = self._pool.ticker.now
+        if not self._paused:
+            self.deadline = self._heard_at + self._pool.timeouts.stream_idle
+        if self._length == _CHUNKED:
+            self._tap = tap
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
@@ -345,12 +210,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool.joined(self)
 
     def data_received(self, data: bytes) -> None:
-        call = self._call
-        if call is None:
+        tap = self._tap
+        if tap is not None and self._between and tap(data):
+            return
+        if self.sink is None:
             self.drop()  # bytes nobody asked for
             return
         if self.begun:
-            self.deadline = self._pool.ticker.now + self._pool.timeouts.stream_idle
+            self._heard_at = self._pool.ticker.now
         elif not self._headed:
             self._head_bytes += len(data)
         try:
@@ -360,6 +227,9 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._done:
             self._finish()
+        elif self._tap is not None:
+            # Behind a chunk's end there may be the start of the next one's size.
+            self._between = self._between and data.endswith(b"\r\n")
         elif not self._headed and self._head_bytes > MAX_HEAD:
             self._fail(Failure.GARBAGE, f"a head of more than {MAX_HEAD} bytes")
 
@@ -368,24 +238,21 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._parser = None
+        headed, heard = self._headed, self._headed or self._head_bytes
+        sink = self._detach()
         pool = self._pool
         pool.left(self)
-        self._parser = None
-        call, self._call = self._call, None
-        if call is None:
+        if sink is None:
             return
-        call._connection = None
-        if not self._headed and not self._head_bytes:
-            if not call.fresh and call.sink is not None:
-                pool.again(call)
-                return
-            _tell(call, Failure.RESET, f"closed the connection without an answer{_because(exc)}")
-        elif self._headed and self._length is None and exc is None and not self._chunked():
-            sink, call.sink = call.sink, None
-            if sink is not None:
-                sink.on_end()
+        if not heard and not self._fresh:
+            pool.again(sink, *self._sent)
+        elif not heard:
+            sink.on_fail(Failure.RESET, f"closed the connection without an answer{_because(exc)}")
+        elif headed and self._length is None and exc is None:
+            sink.on_end()
         else:
-            _tell(call, Failure.CUT, f"closed the connection in the middle of its answer{_because(exc)}")
+            sink.on_fail(Failure.CUT, f"closed the connection in the middle of its answer{_because(exc)}")
 
     # --- httptools' callbacks ----------------------------------------------------------------------------------------
 
@@ -401,19 +268,28 @@ class UpstreamConnection(asyncio.Protocol):
             self._skip = True
             return
         self._headed = True
+        self._sent = _NOTHING
         length = None
+        self._length = None
         for name, value in headers:
             if name == b"content-length":
-                length = int(value)
-        self._length = -1 if length is None and _is_chunked(headers) else length
-        call = self._call
-        if call is not None and call.sink is not None:
-            call.sink.on_head(status, headers, length)
+                self._length = length = int(value)
+            elif name == b"transfer-encoding" and b"chunked" in value.lower():
+                self._length = _CHUNKED
+        sink = self.sink
+        if sink is not None:
+            sink.on_head(status, headers, length)
+
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
 
     def on_body(self, data: bytes) -> None:
-        call = self._call
-        if call is not None and call.sink is not None:
-            call.sink.on_body(data)
+        sink = self.sink
+        if sink is not None:
+            sink.on_body(data)
 
     def on_message_complete(self) -> None:
         if self._skip:
@@ -424,32 +300,34 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _chunked(self) -> bool:
-        return self._length == -1
+    def _detach(self) -> Sink | None:
+        """The call is over: the sink that must still be told, if any."""
+        sink, self.sink = self.sink, None
+        self._tap = None
+        self.begun = self._done = self._headed = False
+        self._head_bytes = 0
+        if sink is not None:
+            sink.call = None
+        return sink
 
     def _finish(self, *, reusable: bool = True) -> None:
         """The answer is whole: the connection is free before the sink hears of it."""
-        call, self._call = self._call, None
-        self._done = False
         transport = self._transport
-        self._headers.clear()
-        if call is None:
+        sink = self._detach()
+        if sink is None:
             self.drop()
             return
-        call._connection = None
         if (
             reusable
-            and transport is not None
             and self._keep
             and not self._paused
-            and transport.get_write_buffer_size() == 0
+            and transport is not None
+            and (not self._large or transport.get_write_buffer_size() == 0)
         ):
             self._pool.give_back(self)
         else:
             self.drop()
-        sink, call.sink = call.sink, None
-        if sink is not None:
-            sink.on_end()
+        sink.on_end()
 
     def _misparsed(self, error: Exception) -> None:
         if isinstance(error, httptools.HttpParserCallbackError) and error.__context__ is not None:
@@ -461,18 +339,17 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(Failure.CUT if self._headed else Failure.GARBAGE, f"its answer is not HTTP: {error}")
 
     def _fail(self, failure: Failure, detail: str) -> None:
-        call, self._call = self._call, None
+        sink = self._detach()
         self.drop()
-        if call is not None:
-            call._connection = None
-            _tell(call, failure, detail)
+        if sink is not None:
+            sink.on_fail(failure, detail)
 
     def __repr__(self) -> str:
-        return f"<UpstreamConnection {self._pool.origin} {'busy' if self._call is not None else 'idle'}>"
+        return f"<UpstreamConnection {self._pool.origin} {'busy' if self.sink is not None else 'idle'}>"
 
 
-def _is_chunked(headers: list[Header]) -> bool:
-    return any(name == b"transfer-encoding" and b"chunked" in value.lower() for name, value in headers)
+_CHUNKED: Final = -1
+_NOTHING: Final = (b"", b"")
 
 
 def _because(exc: Exception | None) -> str:

@@ -1,0 +1,48 @@
+"""What a request's head says, found out once for all requests of a connection that have the same head."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from forebay.api.routes import CHAT, Route
+from forebay.config.models import Class
+from forebay.gateway.callers import Caller
+from forebay.wire.message import Request
+
+Answer = tuple[int, bytes, bytes]
+"""Status, header block, body."""
+
+
+class Front:
+    """`answer` is None for a request to an engine; `route` counts only then."""
+
+    __slots__ = ("answer", "block", "caller", "class_", "cors", "generation", "given_id", "route")
+
+    def __init__(
+        self,
+        generation: int,
+        given_id: bytes | None,
+        cors: bytes,
+        *,
+        caller: Caller | None = None,
+        class_: Class = Class.LOW,
+        route: Route = CHAT,
+        block: bytes = b"",
+        answer: Callable[[Request], Answer] | None = None,
+    ) -> None:
+        self.generation = generation
+        self.given_id = given_id
+        self.cors = cors
+        self.caller = caller
+        self.class_ = class_
+        self.route = route
+        self.block = block
+        self.answer = answer
+
+    def holds(self, generation: int) -> bool:
+        """Whether it still says the truth about its caller."""
+        return self.generation == generation and (self.caller is None or self.caller.expires > time.time())
+
+    def __repr__(self) -> str:
+        return f"<Front {self.route.name if self.answer is None else 'answer'} {self.caller}>"

@@ -1,0 +1,209 @@
+"""A bounded keep-alive pool of connections to one engine.
+
+Its mutable state is two collections: `_idle`, connections without a call (a stack: the warmest is used first), and
+`_open`, all connections; those being made are counted beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.config.models import Timeouts
+from forebay.wire.ticker import Ticker
+from forebay.wire.upstream import Failure, Sink, UpstreamConnection
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an engine is. `tls` is None for plain HTTP."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class _Connecting:
+    """The call of a sink whose connection is being made."""
+
+    __slots__ = ("_paused", "_sink", "_task")
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink: Sink | None = sink
+        self._task: asyncio.Task[None] | None = None
+        self._paused = False
+
+    def follow(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def cancel(self) -> None:
+        sink = self.leave()
+        if sink is not None and self._task is not None:
+            self._task.cancel()
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def begin(self, tap: Callable[[bytes], bool] | None = None) -> None:
+        return
+
+    def leave(self) -> Sink | None:
+        """The sink, if it still waits; it does not any more."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.call = None
+        return sink
+
+    def fail(self, failure: Failure, detail: str) -> None:
+        sink = self.leave()
+        if sink is not None:
+            sink.on_fail(failure, detail)
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+
+class Pool:
+    """Connections to one engine. `max_open` bounds all of them, `max_idle` those kept without a call."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        max_open: int,
+        max_idle: int,
+        timeouts: Timeouts,
+        ticker: Ticker,
+        spawn: Callable[[Any], asyncio.Task[None]],
+    ) -> None:
+        self.origin = origin
+        self.max_open = max_open
+        self.max_idle = max_idle
+        self.timeouts = timeouts
+        self.ticker = ticker
+        self._spawn = spawn
+        self._idle: list[UpstreamConnection] = []
+        self._open: set[UpstreamConnection] = set()
+        self._connecting = 0
+        self._closed = False
+        ticker.add(self._sweep)
+
+    def request(self, head: bytes, body: bytes, sink: Sink) -> None:
+        """Send `head` (complete, with its empty line) and `body`. Sets `sink.call`. Never raises: what goes wrong
+        reaches the sink, after this method has returned."""
+        now = self.ticker.now
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.usable(now):
+                connection.take(sink, head, body, fresh=False)
+                return
+            connection.drop()
+        self.again(sink, head, body)
+
+    def again(self, sink: Sink, head: bytes, body: bytes) -> None:
+        """As `request`, on a new connection: a kept one may turn out to be dead before a byte of the answer."""
+        waiting = _Connecting(sink)
+        sink.call = waiting
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            loop.call_soon(waiting.fail, Failure.CLOSED, "the engine was removed")
+        elif self.open >= self.max_open:
+            loop.call_soon(waiting.fail, Failure.FULL, f"all {self.max_open} connections are in use")
+        else:
+            self._connecting += 1
+            waiting.follow(self._spawn(self._connect(waiting, head, body)))
+
+    @property
+    def open(self) -> int:
+        return len(self._open) + self._connecting
+
+    @property
+    def busy(self) -> int:
+        return len(self._open) - len(self._idle) + self._connecting
+
+    def close(self) -> None:
+        """Drop idle connections and take no more calls; calls under way go on."""
+        self._closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.drop()
+        self._retire()
+
+    # --- for connections ---------------------------------------------------------------------------------------------
+
+    def joined(self, connection: UpstreamConnection) -> None:
+        self._open.add(connection)
+
+    def left(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._retire()
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        """Keep a connection whose call ended well."""
+        if self._closed or len(self._idle) >= self.max_idle:
+            connection.drop()
+            return
+        connection.deadline = self.ticker.now + self.timeouts.upstream_idle
+        self._idle.append(connection)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _connect(self, waiting: _Connecting, head: bytes, body: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        origin = self.origin
+        connection: UpstreamConnection | None = None
+        failure, detail = Failure.CONNECT, ""
+        try:
+            async with asyncio.timeout(self.timeouts.connect):
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(self),
+                    origin.host,
+                    origin.port,
+                    ssl=origin.tls,
+                    server_hostname=(origin.server_name or origin.host) if origin.tls is not None else None,
+                )
+        except TimeoutError:
+            failure, detail = Failure.CONNECT_TIMEOUT, f"no connection within {self.timeouts.connect:g} s"
+        except ssl.SSLError as e:
+            failure, detail = Failure.TLS, getattr(e, "verify_message", "") or e.reason or "TLS failed"
+        except OSError as e:
+            detail = e.strerror or str(e) or type(e).__name__
+        finally:
+            self._connecting -= 1
+            self._retire()
+        if connection is None:
+            waiting.fail(failure, detail)
+            return
+        sink = waiting.leave()
+        if sink is None:
+            self.give_back(connection)
+            return
+        connection.take(sink, head, body, fresh=True)
+        if waiting.paused:
+            connection.pause()
+
+    def _sweep(self, now: float) -> None:
+        late = [c for c in self._open if c.deadline < now]
+        for connection in late:
+            connection.timed_out(now)
+
+    def _retire(self) -> None:
+        if self._closed and not self._open and not self._connecting:
+            self.ticker.remove(self._sweep)
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.origin} {self.busy} busy, {len(self._idle)} idle>"
