@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 from benchmarks.common import BENCH_KEY
 from forebay.config.models import Timeouts
 from forebay.wire.head import Header
+from forebay.wire.pool import Origin, Pool
 from forebay.wire.sse import Framer, split
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
-from forebay.wire.upstream import Call, Failure, Origin, Pool
+from forebay.wire.upstream import Call, Failure
 
 CHAT = "/v1/chat/completions"
 
@@ -22,12 +23,13 @@ CHAT = "/v1/chat/completions"
 class Answer:
     """A `Sink` that remembers what the checks ask: status, content events, whether `[DONE]` came, how it ended."""
 
-    __slots__ = ("_ended", "_framer", "body", "call", "done", "events", "failure", "on_content", "status")
+    __slots__ = ("_ended", "_framer", "body", "call", "done", "events", "failure", "heard_at", "on_content", "status")
 
     def __init__(self, ended: Callable[[Answer], None]) -> None:
         self._ended = ended
         self._framer: Framer | None = None
         self.call: Call | None = None
+        self.heard_at = 0.0
         self.status = 0
         self.body = b""
         self.events = 0
@@ -75,7 +77,7 @@ class Client:
             f"POST {CHAT} HTTP/1.1\r\nhost: {self._host}\r\nauthorization: Bearer {key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
-        answer.call = self.pool.request(head.encode(), body, answer)
+        self.pool.request(head.encode(), body, answer)
 
 
 @contextlib.asynccontextmanager

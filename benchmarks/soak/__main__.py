@@ -69,6 +69,7 @@ def leftovers(up: Gateway, upstream: str, worker: int, before: int) -> dict[str,
     found = {
         "requests live": up.metric("forebay_requests_live"),
         "requests at the engine": up.metric("forebay_engine_in_flight"),
+        "engine connections but one": max(0.0, up.metric("forebay_engine_connections") - 1),
         "client connections": up.metric("forebay_client_connections"),
         "streams on the mock": mock_counts(upstream)["active"],
         "sockets over those before": max(0, sockets(worker) - before),

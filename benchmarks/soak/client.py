@@ -91,15 +91,15 @@ class Mix:
         kind = self._random.choice(self._kinds)
         body, events = kind.body(self._random)
         answer = Answer(lambda a: self._ended(kind, events, a))
+        self._client.post(body, answer, kind.key)
         if kind.leaves:
             self._arrange_leaving(kind, events, answer)
-        self._client.post(body, answer, kind.key)
 
     def _arrange_leaving(self, kind: Kind, events: int, answer: Answer) -> None:
         """At once, after a moment, or after some events."""
 
         def leave() -> None:
-            if answer.call is not None and answer.call.sink is not None:
+            if answer.call is not None:
                 answer.call.cancel()
                 self._ended(kind, events, answer)
 

@@ -28,10 +28,11 @@ from forebay.config.models import Timeouts
 from forebay.plan.distribution import Distribution
 from forebay.plan.target import MAX_BODY, LoadError, Target
 from forebay.wire.head import Header
+from forebay.wire.pool import Pool
 from forebay.wire.sse import EventTooLarge, Framer, count, data_of, split
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
-from forebay.wire.upstream import Call, Failure, Pool
+from forebay.wire.upstream import Call, Failure
 
 MAX_KINDS: Final = 50
 """Kinds of error told apart; the rest are counted as `other`."""
@@ -204,19 +205,18 @@ class Load:
 
     def _arrive(self, at: float) -> None:
         """Send what is due; `at` is the next arrival's time."""
-        loop = asyncio.get_running_loop()
         now = monotonic()
         for _ in range(DRAW_AT_ONCE):
-            if at > now + TIMER_STEP:
-                break
             if not self._more(at):
                 self._stop_sending()
                 self._finish_if_idle()
                 return
+            if at > now + TIMER_STEP:
+                break
             self.result.lag.add(max(0.0, now - at))
             self._send(now)
             at += self._gap()
-        self._arrival = loop.call_at(at, self._arrive, at)
+        self._arrival = asyncio.get_running_loop().call_at(at, self._arrive, at)
 
     def _next_closed(self) -> None:
         now = monotonic()
@@ -238,7 +238,7 @@ class Load:
         self.result.sent += 1
         self.result.peak_in_flight = max(self.result.peak_in_flight, len(self._active))
         head = self.target.head("POST", "/v1/chat/completions", self._key, len(body))
-        shot.call = self._pool.request(head, body, shot)
+        self._pool.request(head, body, shot)
 
     def ended(self, shot: _Shot, error: str | None) -> None:
         self._active.discard(shot)
@@ -271,9 +271,6 @@ class Load:
         now = monotonic()
         for shot in [s for s in self._active if now - s.began > self.plan.timeout]:
             shot.fail("timeout")
-        if self._sending and not self._more(now):
-            self._stop_sending()
-            self._finish_if_idle()
         self.result.seconds = now - self._began
         if self._on_progress is not None:
             self._on_progress(self)
@@ -297,12 +294,14 @@ class _Shot:
         "_tokens",
         "began",
         "call",
+        "heard_at",
     )
 
     def __init__(self, load: Load, began: float) -> None:
         self._load = load
         self.began = began
         self.call: Call | None = None
+        self.heard_at = 0.0
         self._status = 0
         self._framer: Framer | None = None
         self._body = b""

@@ -12,9 +12,10 @@ import msgspec
 
 from forebay.config.models import Timeouts
 from forebay.wire.head import Header
+from forebay.wire.pool import Origin, Pool
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
-from forebay.wire.upstream import Failure, Origin, Pool
+from forebay.wire.upstream import Call, Failure
 
 MAX_BODY: Final = 1 << 20
 """Bytes read of an answer that is not a stream."""
@@ -62,6 +63,8 @@ class _Whole:
     """A `Sink` that collects one answer."""
 
     def __init__(self) -> None:
+        self.call: Call | None = None
+        self.heard_at = 0.0
         self.ended: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._status = 0
         self._body = b""
@@ -95,7 +98,7 @@ async def models(target: Target, key: str | None, seconds: float = 10.0) -> list
     )
     path = f"{target.prefix}/v1/models"
     whole = _Whole()
-    call = pool.request(target.head("GET", "/v1/models", key), b"", whole)
+    pool.request(target.head("GET", "/v1/models", key), b"", whole)
     try:
         async with asyncio.timeout(seconds):
             status, body = await whole.ended
@@ -104,7 +107,8 @@ async def models(target: Target, key: str | None, seconds: float = 10.0) -> list
     except LoadError as e:
         raise LoadError(f"{target.origin} cannot be reached: {e}") from None
     finally:
-        call.cancel()
+        if whole.call is not None:
+            whole.call.cancel()
         pool.close()
         await tasks.drain()
     if status in (401, 403):
