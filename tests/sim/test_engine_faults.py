@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import re
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -283,3 +285,8 @@ def test_the_books_are_bounded_and_close_once() -> None:
     assert books.close(records[0], "aborted", 1.0) and not books.close(records[0], "finished", 2.0)
     assert [r.id for r in books.records] == ["2", "3", "4"]
     assert books.ended["aborted"] == 1 and books.ended["finished"] == 0
+
+
+def test_the_guide_lists_every_kind() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", guide, re.MULTILINE) == [k.value for k in Kind]

@@ -130,7 +130,7 @@ def test_two_models_answer_under_their_own_names(start_engine: Any) -> None:
     assert engine.chat(max_tokens=1).json()["model"] == "small"
 
 
-def test_it_is_ready_soon_and_leaves_on_sigterm_though_streams_run(start_engine: Any) -> None:
+def test_it_leaves_on_sigterm_though_streams_run(start_engine: Any) -> None:
     engine = start_engine()
     with engine.open_chat(**LONG) as sock:
         read_until(sock, b'"delta":{"content":')
@@ -266,3 +266,11 @@ def test_json_is_kept_apart_from_events(shared_engine: EngineProcess) -> None:
     body = {"prompt": quote, "max_tokens": 1, "echo": True}
     answer = shared_engine.ask("POST", "/v1/completions", {**body, "stream": True})
     assert json.loads(answer.events()[0])["choices"][0]["text"].startswith(quote)
+
+
+def test_a_prompt_of_20_mb_is_too_long_at_once(shared_engine: EngineProcess) -> None:
+    started = time.monotonic()
+    answer = shared_engine.chat("word " * 4_000_000)
+    assert time.monotonic() - started < 5
+    assert answer.status == 400
+    assert "your prompt contains at least 2049 input tokens" in answer.json()["error"]["message"]

@@ -86,30 +86,31 @@ def check_messages(fields: Fields) -> None:
             fields.error("string_type", f"messages.{i}.content", msg, message["content"])
 
 
-def chat_prompt(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Prompt:
-    """Through the chat template: four tokens around each message, three that open the answer."""
+def chat_prompt(messages: list[dict[str, Any]], tools: list[dict[str, Any]], limit: int) -> Prompt:
+    """Through the chat template: four tokens around each message, three that open the answer. Of a text that is over
+    `limit` tokens by far it is only known that it is."""
     if not messages:
         raise Rejected("Cannot apply chat template to an empty conversation. Provide at least one message.")
     parts = [_text_of(m.get("content")) for m in messages]
-    total = 3 + sum(4 + tokens.count(p) for p in parts)
-    total += sum(tokens.count(str(m["tool_calls"])) for m in messages if m.get("tool_calls"))
+    total = 3 + sum(4 + tokens.count(p, limit) for p in parts)
+    total += sum(tokens.count(str(m["tool_calls"]), limit) for m in messages if m.get("tool_calls"))
     if tools:
-        total += tokens.count(str(tools))
+        total += tokens.count(str(tools), limit)
     return Prompt("\n".join(f"{m.get('role')}: {p}" for m, p in zip(messages, parts, strict=True)), total)
 
 
-def read_prompts(fields: Fields, name: str) -> list[Prompt]:
+def read_prompts(fields: Fields, name: str, limit: int) -> list[Prompt]:
     """A string, token numbers, or a list of either. Raises Rejected."""
     value = fields.data.get(name)
     if isinstance(value, str):
-        return [Prompt(value, tokens.count(value))]
+        return [Prompt(value, tokens.count(value, limit))]
     if isinstance(value, list) and value:
         if all(isinstance(v, int) for v in value):
             value = [value]
         out = []
         for one in value:
             if isinstance(one, str):
-                out.append(Prompt(one, tokens.count(one)))
+                out.append(Prompt(one, tokens.count(one, limit)))
             elif isinstance(one, list) and all(isinstance(v, int) for v in one):
                 out.append(Prompt(detokenized(one, name), len(one)))
             else:
@@ -234,7 +235,7 @@ def read_generation(fields: Fields, *, chat: bool, models: tuple[str, ...], limi
     if wanted is None and not chat:
         wanted = 16
     messages: list[dict[str, Any]] = fields.data["messages"] if chat else []
-    prompts = [chat_prompt(messages, tools)] if chat else read_prompts(fields, "prompt")
+    prompts = [chat_prompt(messages, tools, limit)] if chat else read_prompts(fields, "prompt", limit)
     for prompt in prompts:
         check_length(prompt, wanted, limit)
     longest = max(p.tokens for p in prompts)

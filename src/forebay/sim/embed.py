@@ -46,7 +46,7 @@ def read_embed(fields: Fields, models: tuple[str, ...], limit: int) -> EmbedAsk:
     model = check_model(fields, models)
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise parameter("dimensions", f"dimensions must be in [1, {MAX_DIMENSIONS}], got {dimensions}.", dimensions)
-    inputs = read_prompts(fields, "input")
+    inputs = read_prompts(fields, "input", limit)
     for one in inputs:
         check_length(one, None, limit)
     return EmbedAsk(model, inputs, dimensions, form == "base64", priority)

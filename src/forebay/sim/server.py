@@ -348,7 +348,7 @@ class EngineServer:
             check_messages(fields)
             fields.raise_errors()
             check_model(fields, self.settings.models)
-            text = chat_prompt(fields.data["messages"], []).text
+            text = chat_prompt(fields.data["messages"], [], self.settings.max_model_len).text
         else:
             value = fields.string("prompt")
             if "prompt" not in fields:
