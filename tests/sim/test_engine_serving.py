@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -274,3 +277,83 @@ def test_a_prompt_of_20_mb_is_too_long_at_once(shared_engine: EngineProcess) -> 
     assert time.monotonic() - started < 5
     assert answer.status == 400
     assert "your prompt contains at least 2049 input tokens" in answer.json()["error"]["message"]
+
+
+def test_prompts_of_every_form(shared_engine: EngineProcess) -> None:
+    numbers = shared_engine.ask("POST", "/tokenize", {"prompt": "hi there"}).json()["tokens"]
+
+    def text(prompt: Any, **more: Any) -> list[str]:
+        answer = shared_engine.ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 5, **more})
+        assert answer.status == 200, answer.body
+        return [c["text"] for c in answer.json()["choices"]]
+
+    assert text("hi there") == text(numbers) == text([numbers]) == text(["hi there"])
+    assert text(["hi there", "x"]) == text("hi there") + text("x")
+    for wrong in (None, [], 5, ["a", 5], [[1]]):
+        assert shared_engine.ask("POST", "/v1/completions", {"prompt": wrong}).status == 400
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi "}, {"type": "text", "text": "there"}]}]
+    assert shared_engine.ask("POST", "/tokenize", {"messages": messages}).json()["count"] > len(numbers)
+
+
+def test_text_logprobs_of_a_stream_are_those_of_the_whole(shared_engine: EngineProcess) -> None:
+    body = {"prompt": "a", "max_tokens": 5, "logprobs": 2}
+    whole = shared_engine.ask("POST", "/v1/completions", body).json()["choices"][0]["logprobs"]
+    chunks = shared_engine.ask("POST", "/v1/completions", {**body, "stream": True}).chunks()
+    parts = [c["choices"][0]["logprobs"] for c in chunks]
+    assert {key: [x for part in parts for x in part[key]] for key in whole} == whole
+
+
+def test_a_tool_call_is_cut_at_max_tokens(shared_engine: EngineProcess) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
+    answer = shared_engine.chat(tools=[tool], tool_choice="required", max_tokens=3).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"input": "x", "dimensions": 0}, {"input": "x", "encoding_format": "hex"}, {"input": {}}]
+)
+def test_embeddings_that_cannot_be_had_are_a_400(shared_engine: EngineProcess, body: dict[str, Any]) -> None:
+    assert shared_engine.ask("POST", "/v1/embeddings", body).status == 400
+
+
+def test_numbers_and_flags_as_pydantic_takes_them(shared_engine: EngineProcess) -> None:
+    answer = shared_engine.chat(max_tokens="3", temperature="0.5", n=1.0, stream="no", priority=True)
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    both = shared_engine.chat(max_tokens=1.5, temperature="warm")
+    assert both.json()["error"]["message"].startswith("2 validation errors:\n  {'type': 'int_from_float'")
+
+
+def test_the_books_are_exact_after_300_clients_left_when_they_liked(start_engine: Any) -> None:
+    engine = start_engine("--max-num-seqs", "60", "--decode-rate", "400", "--allow-fault-header")
+    draw = random.Random(7)
+    faults = [None, None, None, "stall", "stall=0.02", "role-wait=0.02", "slow-bytes=1", "stall-after=3"]
+
+    async def one(i: int) -> None:
+        body = json.dumps(
+            {
+                "messages": [{"role": "user", "content": "hi"}],
+                "max_tokens": draw.randint(1, 30),
+                "stream": draw.random() < 0.7,
+                "n": draw.randint(1, 2),
+            }
+        ).encode()
+        fault = draw.choice(faults)
+        extra = f"x-forebay-fault: {fault}\r\n" if fault else ""
+        reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{extra}content-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body[: draw.choice([len(body), len(body), 5])])
+        with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError):
+            await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), draw.random() * 0.3)
+        if draw.random() < 0.5:
+            writer.transport.abort()
+        writer.close()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(i) for i in range(300)))
+
+    asyncio.run(all_of_them())
+    books = engine.until(lambda b: (b["open"], b["running"], b["waiting"]) == (0, 0, 0))
+    assert books["started"] == books["finished"] + books["aborted"] and books["aborted"] > 20 and books["finished"]
+    assert {r["how"] for r in books["records"]} == {"finished", "aborted"}
+    assert engine.metric("vllm:kv_cache_usage_perc") == 0

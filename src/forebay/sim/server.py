@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -30,12 +31,14 @@ from forebay.sim.faults import (
     parse,
 )
 from forebay.sim.faulty import HugeBody, Out, reset, speak_garbage
-from forebay.sim.flow import JSON_HEADERS, Flow
+from forebay.sim.flow import JSON_HEADERS, Flow, engine_died
 from forebay.sim.metrics import EngineMetrics
 from forebay.sim.model import Engine, Rates
 from forebay.sim.script import write_scripts
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
+
+log = logging.getLogger("forebay.sim")
 
 VERSION: Final = "0.32.0"
 _MAX_ID: Final = 128
@@ -154,7 +157,7 @@ class EngineServer:
     def _start(
         self, fault: Fault | None, request: Request, reply: Reply, request_id: str, extra: bytes, record: Record
     ) -> None:
-        """A bad request is answered here; what is raised is a defect of the engine, and the books still close."""
+        """Every end is answered here, also where a timer calls."""
         try:
             self._serve(fault, request, reply, request_id, extra, record)
         except Rejected as e:
@@ -163,8 +166,13 @@ class EngineServer:
                 request.keep_alive = False
             reply.send(e.status, JSON_HEADERS + extra, e.body())
         except Exception:
+            log.exception("a request failed inside the engine")
             self.books.close(record, "faulted", self.driver.now())
-            raise
+            reply.on_gone = None
+            if reply.started:
+                reply.abort()
+            else:
+                reply.send(500, JSON_HEADERS + extra, engine_died().body())
 
     def _serve(
         self, fault: Fault | None, request: Request, reply: Reply, request_id: str, extra: bytes, record: Record
