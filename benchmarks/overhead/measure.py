@@ -195,7 +195,7 @@ def measure(
     )
 
 
-def idle(up: Running, seconds: float = 1.0) -> float:
+def idle(up: Running, seconds: float = 2.0) -> float:
     """CPU milliseconds a second of a subject that nobody asks."""
     before, began = up.tree.cpu(), time.monotonic()
     time.sleep(seconds)

@@ -168,8 +168,8 @@ def test_a_client_that_leaves_ends_its_stream() -> None:
         await reader.readuntil(b"word1")
         assert mock.counts()["active"] == 1
         writer.close()
-        while mock.counts()["active"]:
-            await asyncio.sleep(0.001)  # noqa: ASYNC110 - the mock has no event for it
+        while mock.counts()["active"]:  # noqa: ASYNC110 - the mock has no event for it
+            await asyncio.sleep(0.001)
         return mock.counts()
 
     counts = talk(act)
