@@ -24,6 +24,7 @@ from forebay.gateway.relay import Stream, Unary
 from forebay.gateway.retries import RetryBudget
 from forebay.gateway.telemetry import Telemetry
 from forebay.policy.placement import Placement
+from forebay.wire.bounds import LimitValues
 from forebay.wire.head import media_type
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
@@ -35,6 +36,7 @@ _CANCEL: Final = b"/cancel"
 _NOBODY: Final = b'"key":"-","org":"-"'
 _JSON: Final = b"content-type: application/json\r\n"
 _EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-forebay-reason"
+_OK: Final = Outcome.OK
 BODY_SHOWN: Final = 4_096
 
 
@@ -51,7 +53,7 @@ class Gateway:
         request_log: RequestLog,
         ticker: Ticker,
     ) -> None:
-        self.config = config
+        self._read(config)
         self.fleet = fleet
         self.callers = callers
         self.placement = placement
@@ -66,11 +68,16 @@ class Gateway:
 
     def configure(self, config: Config) -> None:
         """A reload: what is live goes on as it began."""
-        self.config = config
+        self._read(config)
         self.retry_budget.share = config.retries.budget
         self.callers.configure(config.callers, config.listeners)
         self.fleet.configure(config)
         self._log.configure(config.logging)
+
+    def _read(self, config: Config) -> None:
+        self.config = config
+        self.limits = LimitValues.of(config.limits)
+        self.shows_bodies = config.logging.bodies
 
     # --- wire.server.Handler -----------------------------------------------------------------------------------------
 
@@ -95,7 +102,7 @@ class Gateway:
                 return
             status, headers, body = front.answer(request)
             reply.send(status, headers, body)
-            self._plain(request, front, request_id, status, Outcome.OK, now)
+            self._plain(request, front, request_id, status, _OK, now)
         except Refusal as refusal:
             reply.refuse(refusal)
             self._plain(request, front, request_id, refusal.status, refusal.outcome, now)
@@ -252,7 +259,7 @@ class Gateway:
             return
         if x.first_content_at:
             spent += b',"ttft_ms":%.1f' % ((x.first_content_at - x.received_at) * 1000)
-        if self.config.logging.bodies:
+        if self.shows_bodies:
             shown = (x.request.body[:BODY_SHOWN], x.shown)
             asked, answered = (msgspec.json.encode(text.decode("utf-8", "replace")) for text in shown)
             spent += b',"body":%b,"answer":%b' % (asked, answered)

@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 
 _TIMEOUTS: Final = frozenset({Failure.CONNECT_TIMEOUT, Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT})
 _UNREACHED: Final = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.TLS})
+# Reading a member off an Enum class is slow.
+_ADMIT: Final = Event.ADMIT
+_DISPATCH: Final = Event.DISPATCH
+_FIRST_TOKEN: Final = Event.FIRST_TOKEN
+_REFUSE: Final = Event.REFUSE
+_SETTLE: Final = Event.SETTLE
+_RECEIVED: Final = State.RECEIVED
+_SETTLED: Final = State.SETTLED
+_OK: Final = Outcome.OK
 _HELD: Final = advance(State.RECEIVED, Event.HOLD)
 _ENDS: Final = {
     Outcome.OK: Event.COMPLETE,
@@ -45,25 +54,35 @@ _ENDS: Final = {
 
 
 class Exchange(ABC):
-    """Attributes that most requests never change are defaults of the class."""
+    __slots__ = (
+        "_error_body",
+        "_failing",
+        "_handle",
+        "_headers",
+        "_inflater",
+        "_payload",
+        "_tried",
+        "attempts",
+        "body",
+        "call",
+        "entry",
+        "first_content_at",
+        "front",
+        "gateway",
+        "heard_at",
+        "outcome",
+        "received_at",
+        "reply",
+        "request",
+        "request_id",
+        "series",
+        "shown",
+        "state",
+        "status",
+        "usage",
+    )
 
     stream = False
-    state = State.RECEIVED
-    outcome = Outcome.OK
-    status = 0
-    attempts = 0
-    first_content_at = 0.0
-    heard_at = 0.0
-    usage: openai.Usage | None = None
-    call: Call | None = None
-    shown = b""
-    """The answer's beginning, kept where bodies are logged."""
-    _handle: Handle | None = None
-    _tried: tuple[str, ...] = ()
-    _failing = False
-    _error_body = b""
-    _inflater: Inflater | None = None
-    _headers: list[Header]
 
     def __init__(
         self,
@@ -86,7 +105,22 @@ class Exchange(ABC):
         self.entry = entry
         self.received_at = now
         self.series = gateway.telemetry.series(front.route, entry.name, front.class_)
+        self.state = _RECEIVED
+        self.outcome = _OK
+        self.status = 0
+        self.attempts = 0
+        self.first_content_at = 0.0
+        self.heard_at = 0.0
+        self.usage: openai.Usage | None = None
+        self.call: Call | None = None
+        self.shown = b""  # the answer's beginning, where bodies are logged
         self._payload = payload
+        self._headers: list[Header] = []
+        self._handle: Handle | None = None
+        self._tried: tuple[str, ...] = ()
+        self._failing = False
+        self._error_body = b""
+        self._inflater: Inflater | None = None
         reply.on_gone = self.client_gone
 
     @property
@@ -114,7 +148,7 @@ class Exchange(ABC):
         if handle is None:
             self.refuse(last or errors.no_engine(self.entry.name, "none of its engines is healthy"))
             return
-        self.state = advance(advance(self.state, Event.ADMIT), Event.DISPATCH)
+        self.state = advance(advance(self.state, _ADMIT), _DISPATCH)
         self._handle = handle
         self._tried = (*self._tried, handle.name)
         handle.in_flight += 1
@@ -157,7 +191,7 @@ class Exchange(ABC):
                         errors.engine_failed(f"it answered in the Content-Encoding {shown}, which nobody asked for")
                     )
                     return
-                self._inflater = Inflater(self.gateway.config.limits.response_bytes)
+                self._inflater = Inflater(self.gateway.limits.response_bytes)
                 length = None
         if status >= 300:
             self._failing = True
@@ -178,7 +212,7 @@ class Exchange(ABC):
             self.answer_data(data)
             return
         self._error_body += data
-        limit = self.gateway.config.limits.error_bytes
+        limit = self.gateway.limits.error_bytes
         if len(self._error_body) > limit:
             self._count_failure("error_too_large")
             self.broken(errors.engine_failed(f"it answered {self.status} with more than {limit:,} bytes"))
@@ -221,7 +255,7 @@ class Exchange(ABC):
     def first_content(self, now: float) -> None:
         """The answer's first content is here."""
         self.first_content_at = now
-        self._move(Event.FIRST_TOKEN)
+        self._move(_FIRST_TOKEN)
 
     def downstream_head(self) -> bytes:
         return downstream_block(self._headers)
@@ -230,7 +264,7 @@ class Exchange(ABC):
 
     def complete(self) -> None:
         """The client has the whole answer."""
-        self._settle(Outcome.OK)
+        self._settle(_OK)
 
     def broken(self, refusal: Refusal) -> None:
         """The engine's answer cannot be used: retry where nothing was sent, else say so and cut."""
@@ -243,7 +277,7 @@ class Exchange(ABC):
     def refuse(self, refusal: Refusal) -> None:
         """The whole answer is a refusal; nothing was sent before."""
         self._drop_call()
-        if self.state is State.SETTLED:
+        if self.state is _SETTLED:
             return
         self.status = refusal.status
         self.reply.refuse(refusal)
@@ -252,7 +286,7 @@ class Exchange(ABC):
     def cut(self, refusal: Refusal) -> None:
         """End an answer that has begun, so that it cannot be taken for whole."""
         self._drop_call()
-        if self.state is State.SETTLED:
+        if self.state is _SETTLED:
             return
         if self.stream:
             self.reply.write(refusal.sse())
@@ -269,7 +303,7 @@ class Exchange(ABC):
 
     def client_gone(self) -> None:
         self._drop_call()
-        if self.state is not State.SETTLED:
+        if self.state is not _SETTLED:
             self._count_cancel(Outcome.CLIENT_GONE)
             self._settle(Outcome.CLIENT_GONE)
 
@@ -294,10 +328,10 @@ class Exchange(ABC):
 
     def _settle(self, outcome: Outcome) -> None:
         """The one way out: first come, first served; the rest finds SETTLED."""
-        if self.state is State.SETTLED:
+        if self.state is _SETTLED:
             return
         self.outcome = outcome
-        self.state = advance(advance(self.state, _ENDS.get(outcome, Event.REFUSE)), Event.SETTLE)
+        self.state = advance(advance(self.state, _ENDS.get(outcome, _REFUSE)), _SETTLE)
         self._drop_call()
         self._release()
         self.gateway.live.discard(self)

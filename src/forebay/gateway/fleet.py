@@ -163,7 +163,7 @@ class Fleet:
                 if handle.task is not None:
                     handle.task.cancel()
             else:
-                handle.pool.timeouts = timeouts
+                handle.pool.configure(timeouts)
         for name, engine in wanted.items():
             if name not in self.handles:
                 handle = self.handles[name] = Handle(engine, self._pool(engine, timeouts))

@@ -43,15 +43,14 @@ _CHUNK_HEADS: Final = tuple(map(_chunk_head, range(_CHUNKS)))
 class Unary(Exchange):
     """An answer read whole, so that an engine's failure up to its last byte can still be retried."""
 
-    _size = 0
-    _passing = False
-    _tail = b""
-    _parts: list[bytes]
+    __slots__ = ("_parts", "_passing", "_size", "_tail")
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
-        self._parts = []
+        self._parts: list[bytes] = []
         self._size = 0
-        limit = self.gateway.config.limits.response_bytes
+        self._passing = False
+        self._tail = b""
+        limit = self.gateway.limits.response_bytes
         if length is not None and length > limit:
             self.broken(_too_large(limit))
         elif self.call is not None:
@@ -60,8 +59,8 @@ class Unary(Exchange):
     def answer_data(self, data: bytes) -> None:
         self._size += len(data)
         if self._passing:
-            if self._size > self.gateway.config.limits.response_bytes:
-                self.broken(_too_large(self.gateway.config.limits.response_bytes))
+            if self._size > self.gateway.limits.response_bytes:
+                self.broken(_too_large(self.gateway.limits.response_bytes))
                 return
             self._tail = (self._tail + data)[-TAIL:]
             self.reply.write(data)
@@ -69,8 +68,8 @@ class Unary(Exchange):
         self._parts.append(data)
         if self._size > PASS_THROUGH and not self.entry.renames:
             self._pass()
-        elif self._size > self.gateway.config.limits.response_bytes:
-            self.broken(_too_large(self.gateway.config.limits.response_bytes))
+        elif self._size > self.gateway.limits.response_bytes:
+            self.broken(_too_large(self.gateway.limits.response_bytes))
 
     def _pass(self) -> None:
         held = b"".join(self._parts)
@@ -99,7 +98,7 @@ class Unary(Exchange):
             self.broken(errors.engine_failed("its answer is not JSON"))
             return
         self.usage = found.usage
-        if self.gateway.config.logging.bodies:
+        if self.gateway.shows_bodies:
             self.shown = body[:SHOWN]
         if self.entry.renames:
             body = self.entry.renamed(body)
@@ -115,16 +114,31 @@ class Stream(Exchange):
     engine's own chunk framing. The rest is framed, and taken apart where it may hold usage, an end or an error.
     """
 
+    __slots__ = (
+        "_begun",
+        "_done",
+        "_edges",
+        "_finished",
+        "_framer",
+        "_gaps",
+        "_held",
+        "_hide_usage",
+        "_prefix",
+        "_suffix",
+        "_write",
+        "events",
+    )
+
     stream = True
-    events = 0
-    _begun = False
-    _done = False
-    _finished = False
-    _prefix = b""
-    _suffix = b""
 
     def __init__(self, *args: Any, hide_usage: bool) -> None:
         super().__init__(*args)
+        self.events = 0
+        self._begun = False
+        self._done = False
+        self._finished = False
+        self._prefix = b""
+        self._suffix = _UNTAPPED
         self._hide_usage = hide_usage
         self._held: list[bytes] = []
         itl = self.series.itl
@@ -133,7 +147,7 @@ class Stream(Exchange):
         self.reply.on_resume = self.resume
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
-        self._framer = sse.Framer(self.gateway.config.limits.event_bytes)
+        self._framer = sse.Framer(self.gateway.limits.event_bytes)
         self._held.clear()
         kind = next((media_type(v) for n, v in headers if n == b"content-type"), b"")
         if kind != b"text/event-stream":
@@ -198,7 +212,7 @@ class Stream(Exchange):
                     self._begin(b"".join(events[i:]))
                     return
             self._held.append(event)
-        if sum(map(len, self._held)) > self.gateway.config.limits.event_bytes:
+        if sum(map(len, self._held)) > self.gateway.limits.event_bytes:
             self._begin(b"")
 
     def _begin(self, block: bytes) -> None:
@@ -212,7 +226,7 @@ class Stream(Exchange):
         self._suffix = _UNTAPPED
         write = self.reply.raw_writer()
         tap = None
-        if write is not None and self._inflater is None and not self.entry.renames and not self._shows_bodies():
+        if write is not None and self._inflater is None and not self.entry.renames and not self.gateway.shows_bodies:
             self._write = write
             tap = self.tap
         if self.call is not None:
@@ -256,12 +270,9 @@ class Stream(Exchange):
             if not first:
                 self._arrived()
             passed = self.entry.renamed(b"".join(keep))
-            if self._shows_bodies():
+            if self.gateway.shows_bodies:
                 self.shown = (self.shown + passed)[:SHOWN]
             self.reply.write(passed)
-
-    def _shows_bodies(self) -> bool:
-        return self.gateway.config.logging.bodies
 
     def _error_before_content(self, data: bytes, found: openai.Chunk) -> None:
         """An error event in a 200 stream of which the client has seen nothing: it becomes an error status."""

@@ -16,7 +16,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
@@ -56,6 +56,13 @@ class Stage(Enum):
     LINGER = auto()  # the last answer is out; what still comes is dropped
 
 
+_IDLE: Final = Stage.IDLE  # reading a member off an Enum class is slow
+_HEAD: Final = Stage.HEAD
+_BODY: Final = Stage.BODY
+_DEAF: Final = Stage.DEAF
+_LINGER: Final = Stage.LINGER
+
+
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_body",
@@ -89,7 +96,7 @@ class Connection(asyncio.Protocol):
         self.deadline = NEVER
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._stage = Stage.IDLE
+        self._stage = _IDLE
         self._reply: Reply | None = None
         self._pending: deque[Request] | None = None
         self._request: Request | None = None
@@ -129,7 +136,7 @@ class Connection(asyncio.Protocol):
             )
             self._speak(refusal, None)
             transport.close()
-            self._stage = Stage.LINGER
+            self._stage = _LINGER
             return
         self.deadline = self.server.ticker.now + self.server.timeouts.idle
 
@@ -137,20 +144,20 @@ class Connection(asyncio.Protocol):
         server = self.server
         server.counters.bytes_in += len(data)
         stage = self._stage
-        if stage is Stage.IDLE:
+        if stage is _IDLE:
             memo = self._memo
             if memo is not None and self._reply is None and not self._pending:
                 body = memo.body_of(data)
                 if body is not None and self._repeat(memo, body):
                     return
             self._head_data = data
-            self._stage = Stage.HEAD
+            self._stage = _HEAD
             self._wire_bytes = 0
             if self._reply is None:
                 self.deadline = server.ticker.now + server.timeouts.header
-        elif stage is Stage.DEAF:
+        elif stage is _DEAF:
             return
-        elif stage is Stage.LINGER:
+        elif stage is _LINGER:
             self._wire_bytes += len(data)
             if self._wire_bytes > LINGER_BYTES:
                 self.abort()
@@ -164,7 +171,7 @@ class Connection(asyncio.Protocol):
             self._misparsed(e)
         self._head_data = b""
         stage = self._stage
-        if stage is Stage.HEAD or stage is Stage.BODY:
+        if stage is _HEAD or stage is _BODY:
             self._check_size(stage)
         if self._reply is None and self._pending:
             self._advance()
@@ -214,7 +221,7 @@ class Connection(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._request is not None or self._stage is not Stage.HEAD:
+        if self._request is not None or self._stage is not _HEAD:
             return  # the trailers of a chunked body, or a head re-parsed after an ignored upgrade
         headers = self._headers
         self._headers = []
@@ -243,7 +250,7 @@ class Connection(asyncio.Protocol):
             self._refuse(refusal, request)
             return
         self._request = request
-        self._stage = Stage.BODY
+        self._stage = _BODY
         if server.draining:
             refusal = errors.draining()
             request.keep_alive = False
@@ -295,7 +302,7 @@ class Connection(asyncio.Protocol):
         if self._headers:
             self._headers.clear()  # trailers
         self._dropped = 0
-        self._stage = Stage.IDLE if request.keep_alive else Stage.DEAF
+        self._stage = _IDLE if request.keep_alive else _DEAF
         self._wire_bytes = 0
         if self._pending is None:
             self._pending = deque()
@@ -319,7 +326,7 @@ class Connection(asyncio.Protocol):
             self._linger()
             return
         if not self.blocked:
-            if self._stage is Stage.IDLE:
+            if self._stage is _IDLE:
                 self.deadline = server.ticker.now + server.timeouts.idle
             else:
                 self._wait_for_more()
@@ -337,7 +344,7 @@ class Connection(asyncio.Protocol):
         if self._reply is not None:
             self.server.counters.bytes_out += self._reply.sent
             self._reply = None
-        self._stage = Stage.DEAF
+        self._stage = _DEAF
         if self._transport is not None:
             self._transport.close()
 
@@ -354,7 +361,7 @@ class Connection(asyncio.Protocol):
         return sock.fileno() if sock is not None else -1
 
     def close_if_idle(self) -> None:
-        if self._reply is None and not self._pending and self._stage is Stage.IDLE and self._transport is not None:
+        if self._reply is None and not self._pending and self._stage is _IDLE and self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
@@ -365,19 +372,19 @@ class Connection(asyncio.Protocol):
     def timed_out(self, now: float) -> None:
         timeouts = self.server.timeouts
         unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        if self.blocked or (unsent and self._stage is Stage.LINGER):
+        if self.blocked or (unsent and self._stage is _LINGER):
             if self._drained_mark - unsent >= MIN_DRAINED:
                 self._drained_mark = unsent
                 self.deadline = now + timeouts.write
             else:
                 self.abort()
-        elif self._stage is Stage.LINGER:
+        elif self._stage is _LINGER:
             self.abort()
         elif self._reply is not None:
             self.deadline = NEVER
-        elif self._stage is Stage.HEAD:
+        elif self._stage is _HEAD:
             self._refuse(errors.too_slow("request head", timeouts.header), None)
-        elif self._stage is Stage.BODY:
+        elif self._stage is _BODY:
             self._refuse(errors.too_slow("request body", timeouts.body), self._request)
         elif self._transport is not None:
             self._transport.close()
@@ -432,12 +439,12 @@ class Connection(asyncio.Protocol):
 
     def _wait_for_more(self) -> None:
         timeouts = self.server.timeouts
-        if self._stage is Stage.IDLE:
+        if self._stage is _IDLE:
             self.deadline = self.server.ticker.now + timeouts.idle
-        elif self._stage is Stage.LINGER:
+        elif self._stage is _LINGER:
             self.deadline = self.server.ticker.now + LINGER_SECONDS
         else:
-            self.deadline = self.server.ticker.now + (timeouts.header if self._stage is Stage.HEAD else timeouts.body)
+            self.deadline = self.server.ticker.now + (timeouts.header if self._stage is _HEAD else timeouts.body)
 
     def _left(self) -> None:
         reply, self._reply = self._reply, None
@@ -479,9 +486,9 @@ class Connection(asyncio.Protocol):
     def _check_size(self, stage: Stage) -> None:
         """Bound what llhttp holds of an unfinished head, and what framing and trailers a body may bring along."""
         limit = self.server.limits.header_bytes
-        if stage is Stage.HEAD and self._wire_bytes > limit + SLACK:
+        if stage is _HEAD and self._wire_bytes > limit + SLACK:
             self._refuse(errors.headers_too_large(limit), None)
-        elif stage is Stage.BODY and self._wire_bytes > limit + SLACK + FRAMING * (self._body_size + self._dropped):
+        elif stage is _BODY and self._wire_bytes > limit + SLACK + FRAMING * (self._body_size + self._dropped):
             self._refuse(errors.bad_http("more framing than body"), self._request)
 
     def _misparsed(self, error: Exception) -> None:
@@ -489,7 +496,7 @@ class Connection(asyncio.Protocol):
         if isinstance(error, httptools.HttpParserCallbackError) and cause is not None:
             self.server.failed(cause)
             self._refuse(errors.internal("unknown"), self._request)
-        elif self._stage is not Stage.DEAF and self._stage is not Stage.LINGER:
+        elif self._stage is not _DEAF and self._stage is not _LINGER:
             self.server.counters.bad_requests += 1
             self._refuse(errors.bad_http(str(error).strip().rstrip(".") or "unreadable"), self._request)
 
@@ -503,7 +510,7 @@ class Connection(asyncio.Protocol):
         framing = [h for h in request.headers if h[0] in (b"content-length", b"transfer-encoding")]
         self._parser = httptools.HttpRequestParser(self)
         self._request = request
-        self._stage = Stage.BODY
+        self._stage = _BODY
         request.keep_alive = request.keep_alive or not request.http10
         try:
             self._parser.feed_data(b"POST / HTTP/1.1\r\n" + block(framing) + b"\r\n" + rest)
@@ -514,7 +521,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, refusal: Refusal, request: Request | None) -> None:
         """Answer and close; behind answers that are still owed, if there are any."""
-        self._stage = Stage.DEAF
+        self._stage = _DEAF
         self._request = None
         self._body = []
         self._last_words = (refusal, request)
@@ -545,8 +552,8 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        quiet = self._stage is Stage.IDLE
-        self._stage = Stage.LINGER
+        quiet = self._stage is _IDLE
+        self._stage = _LINGER
         self._wire_bytes = 0
         self._drained_mark = transport.get_write_buffer_size()
         self.deadline = self.server.ticker.now + (self.server.timeouts.write if self._drained_mark else LINGER_SECONDS)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.config.models import Timeouts
+from forebay.wire.bounds import TimeoutValues
 from forebay.wire.ticker import Ticker
 from forebay.wire.upstream import Failure, Sink, UpstreamConnection
 
@@ -90,7 +91,7 @@ class Pool:
         self.origin = origin
         self.max_open = max_open
         self.max_idle = max_idle
-        self.timeouts = timeouts
+        self.timeouts = TimeoutValues.of(timeouts)
         self.ticker = ticker
         self._spawn = spawn
         self._idle: list[UpstreamConnection] = []
@@ -124,6 +125,10 @@ class Pool:
         else:
             self._connecting += 1
             waiting.follow(self._spawn(self._connect(waiting, head, body)))
+
+    def configure(self, timeouts: Timeouts) -> None:
+        """New time-outs, for calls that come after."""
+        self.timeouts = TimeoutValues.of(timeouts)
 
     @property
     def open(self) -> int:

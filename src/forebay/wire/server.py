@@ -19,6 +19,7 @@ from typing import Protocol
 
 from forebay.config.models import Limits, Timeouts
 from forebay.errors import Refusal
+from forebay.wire.bounds import LimitValues, TimeoutValues
 from forebay.wire.connection import Connection
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
@@ -62,8 +63,8 @@ class Server:
 
     def __init__(self, handler: Handler, limits: Limits, timeouts: Timeouts, ticker: Ticker) -> None:
         self.handler = handler
-        self.limits = limits
-        self.timeouts = timeouts
+        self.limits = LimitValues.of(limits)
+        self.timeouts = TimeoutValues.of(timeouts)
         self.ticker = ticker
         self.counters = ServerCounters()
         self.draining = False
@@ -92,8 +93,8 @@ class Server:
 
     def configure(self, limits: Limits, timeouts: Timeouts) -> None:
         """New limits, for connections and requests that come after."""
-        self.limits = limits
-        self.timeouts = timeouts
+        self.limits = LimitValues.of(limits)
+        self.timeouts = TimeoutValues.of(timeouts)
 
     def start_drain(self) -> None:
         """Stop listening, close what is idle; what is being answered goes on."""
