@@ -194,6 +194,27 @@ def test_an_inherited_socket_and_a_parent_that_goes(tmp_path: Path) -> None:
         process.stdout.close()
 
 
+def test_a_child_finishes_its_streams_whatever_the_whole_group_is_told(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [*MAIN, "--port", "0", "--decode-rate", "100", "--parent-fd", str(theirs.fileno())],
+        pass_fds=(theirs.fileno(),),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    assert process.stdout is not None
+    engine = EngineProcess(port=int(process.stdout.readline().rsplit(":", 1)[1]))
+    with engine.open_chat(stream=True, max_tokens=40) as sock:
+        seen = read_until(sock, b'"delta":{"content":')
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert (seen + read_until(sock, b"0\r\n\r\n")).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert process.wait(5) == 0
+    ours.close()
+    process.stdout.close()
+
+
 def test_a_unix_socket_also_over_a_stale_file(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     for ending in (signal.SIGKILL, signal.SIGTERM):

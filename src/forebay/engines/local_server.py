@@ -49,6 +49,10 @@ def _start(model: Path, port: int) -> object:
     params.cpuparams_batch.n_threads = 1
     params.hostnames = [HOST]
     params.port = port
+    params.chat_template = "chatml"  # the model's own adds a system message that leads it astray
+    params.sampling.temp = 0.2  # the model card's, where a request gives none
+    params.sampling.top_p = 0.9
+    params.verbosity = 1  # errors
     params.endpoint_metrics = True
     params.endpoint_slots = True
     return xllamacpp.Server(params)
@@ -81,13 +85,14 @@ def _wait_ready(port: int) -> None:
 
 
 def _wait_for_the_end(parent_fd: int | None) -> None:
-    """Until SIGTERM, SIGINT, or end of file on `parent_fd`."""
+    """Until SIGTERM, SIGINT, or end of file on `parent_fd`. A child leaves SIGINT to its parent: a terminal's Ctrl-C
+    goes to both, and the parent may still drain through this engine."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setblocking(False)
     signal.set_wakeup_fd(theirs.fileno())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if parent_fd is not None else lambda *_: None)
     with selectors.DefaultSelector() as selector:
         selector.register(ours, selectors.EVENT_READ)
         if parent_fd is not None:
@@ -116,8 +121,12 @@ def main(argv: Sequence[str]) -> int:
     if not _port_is_free(options.port):
         print(f"cannot listen on {HOST}:{options.port}: it is taken", file=sys.stderr)  # noqa: T201
         return EX_OSERR
-    server = _start(options.model, options.port)
-    _wait_ready(options.port)
+    try:
+        server = _start(options.model, options.port)
+        _wait_ready(options.port)
+    except (RuntimeError, OSError) as e:  # TimeoutError is an OSError
+        print(f"llama.cpp could not serve {options.model}: {e}", file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(EX_UNAVAILABLE)
     print(f"forebay local engine: {NAME} on http://{HOST}:{options.port}", flush=True)  # noqa: T201
     _wait_for_the_end(options.parent_fd)
     del server

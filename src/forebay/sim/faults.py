@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
@@ -254,6 +255,13 @@ class Books:
         self.started = 0
         self.ended: dict[str, int] = {"finished": 0, "aborted": 0, "rejected": 0, "faulted": 0}
         self.records: deque[Record] = deque(maxlen=keep)
+        self.on_idle: Callable[[], None] | None = None
+        """Called when the last open request ends."""
+
+    @property
+    def busy(self) -> int:
+        """Requests that have not ended."""
+        return self.started - sum(self.ended.values())
 
     def open(self, request_id: str, path: str, fault: Fault | None, now: float) -> Record:
         self.started += 1
@@ -268,6 +276,8 @@ class Books:
         record.ended = now
         record.how = how
         self.ended[how] += 1
+        if self.on_idle is not None and not self.busy:
+            self.on_idle()
         return True
 
     def __repr__(self) -> str:

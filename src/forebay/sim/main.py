@@ -28,6 +28,8 @@ from forebay.wire.ticker import Ticker
 EX_OSERR: Final = 71
 EX_USAGE: Final = 64
 _NEVER: Final = 86_400.0
+_FLUSH_SECONDS: Final = 1.0
+"""For the last bytes of answers that are whole."""
 _MAX_BODY: Final = 256 << 20
 
 
@@ -141,11 +143,13 @@ def _socket_of(args: Options) -> tuple[socket.socket, bool]:
 async def serve(
     settings: Settings, sock: socket.socket, *, ours: bool, keep_alive: float, parent_fd: int | None
 ) -> None:
-    """Until SIGTERM, SIGINT or the parent's end. Streams in flight are cut: an engine that stops is gone."""
+    """Until SIGTERM, SIGINT or the parent's end. An engine that stops is gone: streams in flight are cut.
+
+    A child (`parent_fd`) leaves SIGINT to its parent and on SIGTERM finishes what it has begun: both may be meant for
+    the whole group (a terminal's Ctrl-C, systemd), while the parent still drains through this engine.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     if parent_fd is not None:
         _watch_parent(loop, parent_fd, stop)
     ticker = Ticker(loop)
@@ -157,6 +161,15 @@ async def serve(
             listener.refuse(seconds)
 
     handler = EngineServer(settings, RateModel(settings.rates), refuse)
+
+    def terminate() -> None:
+        if parent_fd is None or not handler.books.busy:
+            stop.set()
+        else:
+            handler.books.on_idle = stop.set
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    loop.add_signal_handler(signal.SIGINT, terminate if parent_fd is None else _leave_it_to_the_parent)
     limits = Limits(body_bytes=_MAX_BODY, header_bytes=65_536, connections=100_000)
     server = Server(handler, limits, Timeouts(idle=keep_alive, write=_NEVER), ticker)
     listeners.append(Listener(lambda: Connection(server), sock, ours=ours))
@@ -167,9 +180,16 @@ async def serve(
     await stop.wait()
     for listener in listeners:
         listener.close()
+    server.start_drain()
+    if not handler.books.busy:
+        await server.wait_closed(_FLUSH_SECONDS)
     await server.close()
     handler.close()
     ticker.stop()
+
+
+def _leave_it_to_the_parent() -> None:
+    """SIGINT in a child."""
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, fd: int, stop: asyncio.Event) -> None:

@@ -330,7 +330,7 @@ class EngineServer:
                 "waiting": engine.waiting,
                 "started": books.started,
                 **books.ended,
-                "open": books.started - sum(books.ended.values()),
+                "open": books.busy,
                 "records": [r.as_json() for r in books.records],
             }
         )
