@@ -1,6 +1,6 @@
 """The admin process's side of the control sockets: one link a worker, which polls it and tells it the keys.
 
-A link is one task. It asks, waits for the answer, and asks again: once a second, or at once when somebody wants a fresh
+A link is one task. It asks, waits for the answer, and asks again: every POLL seconds, or at once when somebody wants a fresh
 snapshot or the key list changed. A worker that does not answer in time is left and connected to anew, with a back-off.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.messages import Done, GetSnapshot, Message, SetKeys, Snapshot, worker_socket
 
-POLL: Final = 1.0
+POLL: Final = 2.0
 """Seconds between snapshots."""
 ANSWER: Final = 5.0
 """Seconds a worker has to answer."""
