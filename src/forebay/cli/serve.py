@@ -172,7 +172,7 @@ def _say_ready(supervisor: Supervisor, config: Config, built_in: BuiltIn | None,
         lines.append(f"  engine: built in, {built_in.value}, model {model}")
     if file is None:
         lines.append("  no configuration file: this machine only, any API key or none is accepted")
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    sys.stderr.write("\n".join(lines) + "\n")  # one write, so that no other process speaks in between
 
 
 def _url(address: Address, bound: object, tls: bool) -> str:

@@ -1,0 +1,45 @@
+"""One gateway for every SDK suite of a worker: an engine that obeys `x-forebay-fault`, and one that is never there."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from stack import Engine, Forebay, stack
+
+
+@dataclass(frozen=True)
+class House:
+    forebay: Forebay
+    engine: Engine
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.forebay.port}/v1"
+
+
+@pytest.fixture(scope="session")
+def house() -> Iterator[House]:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead_port = closed.getsockname()[1]
+    config = {
+        "limits": {"body_bytes": 200_000},
+        "timeouts": {"first_byte": 2.0},
+        "models": {"forebay-sim": {"aliases": ["the-alias"]}},
+    }
+    with stack("--decode-rate", "500", **config) as (forebay, engine):
+        full = json.loads(forebay.file.read_text())
+        full["engines"].append({"name": "dead", "url": f"http://127.0.0.1:{dead_port}", "models": ["gone"]})
+        forebay.hup(full)
+        yield House(forebay, engine)
+
+
+@pytest.fixture
+def gateway(house: House) -> Iterator[House]:
+    """With an engine that has no faults, before and after."""
+    yield house
+    house.engine.faults()
