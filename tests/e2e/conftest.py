@@ -133,7 +133,7 @@ def gateway(engines: Engines, certificate: tuple[Path, Path]) -> Iterator[Gatewa
         }
     )
     try:
-        made.wait_for_models("forebay-sim", "raw", "twin")
+        made.wait_until_ready("forebay-sim", "raw", "twin")
         yield made
     finally:
         made.stop()
@@ -164,7 +164,7 @@ def hasty(engines: Engines) -> Iterator[Gateway]:
         }
     )
     try:
-        made.wait_for_models("raw", "twin")
+        made.wait_until_ready("raw", "twin")
         yield made
     finally:
         made.stop()

@@ -81,10 +81,10 @@ class Gateway:
     def models(self, key: str = KEY) -> list[str]:
         return [m["id"] for m in self.ask(path="/v1/models", method="GET", key=key).json["data"]]
 
-    def wait_for_models(self, *names: str) -> None:
-        """Until each has a healthy engine."""
-        for name in names:
-            eventually(lambda name=name: name in self.models())  # type: ignore[misc]
+    def wait_until_ready(self, *models: str) -> None:
+        """Until keys of the database are known and each of `models` is served."""
+        eventually(lambda: self.admin("/ready")[0] == 200)
+        eventually(lambda: set(models) <= set(self.models()))
 
     def admin(self, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=20)
