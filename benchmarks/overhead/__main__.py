@@ -53,13 +53,16 @@ class Session:
         return self.work / f"{load.name}.jsonl"
 
     def warm(self, name: str, up: Running) -> None:
-        """Look at one answer of each load, size its rounds by a small one, and measure the subject at rest."""
+        """Look at one answer of each load, and size its rounds by a small one."""
         for load in self.loads:
             probe(name, up.url, self.bodies(load))
             pilot = self._measure(name, up, load, load.connections * 2, "pilot")
             affordable = int(CPU_BUDGET / (pilot.cpu_us / 1e6))
             waves = max(1, min(affordable, load.requests) // load.connections)
             self._counts[name, load.name] = waves * load.connections
+
+    def rest(self, name: str, up: Running) -> None:
+        """Measure a subject at rest, once its rounds are over."""
         self.idle[name] = idle(up)
 
     def round(self, subjects: dict[str, Running], label: str) -> None:
@@ -91,6 +94,7 @@ def _peers(session: Session, yardstick: Running, chosen: list[str], rounds: int,
                 session.warm(name, up)
                 for i in range(rounds):
                     session.round({YARDSTICK: yardstick, name: up}, f"{name} {i + 1}")
+                session.rest(name, up)
         except BenchError as e:
             failed[name] = str(e)
             session.samples = [s for s in session.samples if not s.round.startswith(f"{name} ")]
@@ -121,6 +125,8 @@ def main() -> int:
                 session.warm(name, own[name])
         for i in range(rounds):
             session.round(own, str(i + 1))
+        for name, up in own.items():
+            session.rest(name, up)
         peers = [x for x in chosen if x in PEERS]
         failed = _peers(session, own[YARDSTICK], peers, min(rounds, 3), install=bool(peers_wanted))
     by_load = {load.name: lines(session.samples, load) for load in loads}
