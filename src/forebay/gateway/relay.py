@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from forebay import errors
 from forebay.api import openai
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.exchange import Exchange
+from forebay.gateway.fleet import Entry
+from forebay.gateway.front import Front
 from forebay.wire import sse
 from forebay.wire.head import Header, media_type
+from forebay.wire.message import Request
+from forebay.wire.reply import Reply
+
+if TYPE_CHECKING:
+    from forebay.gateway.app import Gateway
 
 PASS_THROUGH: Final = 1 << 20
 """Unary answers over this size are passed on as they come instead of being read whole first."""
@@ -131,8 +138,21 @@ class Stream(Exchange):
 
     stream = True
 
-    def __init__(self, *args: Any, hide_usage: bool) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: Request,
+        reply: Reply,
+        front: Front,
+        request_id: bytes,
+        body: openai.AnyBody,
+        entry: Entry,
+        payload: bytes,
+        now: float,
+        *,
+        hide_usage: bool,
+    ) -> None:
+        super().__init__(gateway, request, reply, front, request_id, body, entry, payload, now)
         self.events = 0
         self._begun = False
         self._done = False
