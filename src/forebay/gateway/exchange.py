@@ -252,6 +252,10 @@ class Exchange(ABC):
     @abstractmethod
     def answer_ends(self) -> None: ...
 
+    @abstractmethod
+    def account(self) -> None:
+        """Add to the reply's count of bytes what went past it."""
+
     def first_content(self, now: float) -> None:
         """The answer's first content is here."""
         self.first_content_at = now
@@ -290,6 +294,7 @@ class Exchange(ABC):
             return
         if self.stream:
             self.reply.write(refusal.sse())
+        self.account()
         self.reply.abort()
         self._settle(refusal.outcome)
 
@@ -303,6 +308,7 @@ class Exchange(ABC):
 
     def client_gone(self) -> None:
         self._drop_call()
+        self.account()
         if self.state is not _SETTLED:
             self._count_cancel(Outcome.CLIENT_GONE)
             self._settle(Outcome.CLIENT_GONE)

@@ -29,7 +29,7 @@ DONE: Final = b"[DONE]"
 SHOWN: Final = 4_096
 """Bytes of an answer that are logged, where bodies are."""
 
-_WORDS: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"((?:[^"\\]|\\.)*)"')
+_WORDS: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"(?:[^"\\]|\\.)*')
 _UNTAPPED: Final = b"\0no read ends like this\0"
 _CHUNKS: Final = 4_096
 
@@ -77,6 +77,9 @@ class Unary(Exchange):
             self._pass()
         elif self._size > self.gateway.limits.response_bytes:
             self.broken(_too_large(self.gateway.limits.response_bytes))
+
+    def account(self) -> None:
+        return
 
     def _pass(self) -> None:
         held = b"".join(self._parts)
@@ -130,8 +133,8 @@ class Stream(Exchange):
         "_gaps",
         "_held",
         "_hide_usage",
-        "_prefix",
         "_suffix",
+        "_tapped",
         "_write",
         "events",
     )
@@ -157,8 +160,8 @@ class Stream(Exchange):
         self._begun = False
         self._done = False
         self._finished = False
-        self._prefix = b""
         self._suffix = _UNTAPPED
+        self._tapped = 0
         self._hide_usage = hide_usage
         self._held: list[bytes] = []
         itl = self.series.itl
@@ -180,24 +183,28 @@ class Stream(Exchange):
         if n >= _CHUNKS or not data.endswith(self._suffix):
             return False
         head = _CHUNK_HEADS[n]
-        if not (data.startswith(head) and data.startswith(self._prefix, len(head))):
+        if data[: len(head)] != head:
             return False
         now = monotonic()
         self._gaps[bisect_left(self._edges, now - self.heard_at)] += 1
         self.heard_at = now
         self.events += 1
-        self.reply.sent += n
+        self._tapped += n
         self._write(data)
         return True
 
     def _learn(self, event: bytes) -> None:
-        """Learn what surrounds the words in this engine's events; only from one without usage, end or error."""
+        """Learn what follows the words in this engine's events, from one that has no usage, end or error: what ends in
+        the same way, `"finish_reason":null` in it, has none either."""
         match = _WORDS.search(event)
-        if match is None or self._framer.tail:
-            return
-        prefix, suffix = event[: match.start(1)], event[match.end(1) :]
-        if b'"choices":[{' in prefix and suffix.endswith(b"}\n\n"):
-            self._prefix, self._suffix = prefix, suffix + b"\r\n"
+        if match is not None and not self._framer.tail:
+            suffix = event[match.end() :]
+            if b'"finish_reason":null' in suffix and suffix.endswith(b"}\n\n"):
+                self._suffix = suffix + b"\r\n"
+
+    def account(self) -> None:
+        self.reply.sent += self._tapped
+        self._tapped = 0
 
     def answer_data(self, data: bytes) -> None:
         try:
@@ -305,6 +312,7 @@ class Stream(Exchange):
         self._drop_call()
         self._count_failure("error_event")
         self.reply.write(self.entry.renamed(b"".join(keep)))
+        self.account()
         self.reply.abort()
         self._settle(Outcome.ENGINE_CUT)
 
@@ -319,6 +327,7 @@ class Stream(Exchange):
             self._count_failure("cut")
             self.broken(errors.engine_failed("its stream ended before [DONE]"))
             return
+        self.account()
         self.reply.end()
         self.complete()
 
@@ -327,6 +336,7 @@ class Stream(Exchange):
         if not any(sse.data_of(e) == DONE for e in self._held):
             return False
         self._begin(b"")
+        self.account()
         self.reply.end()
         self.complete()
         return True

@@ -451,8 +451,8 @@ class Connection(asyncio.Protocol):
         self._pending = None
         self._last_words = None
         if reply is not None:
-            self.server.counters.bytes_out += reply.sent
             reply.gone()
+            self.server.counters.bytes_out += reply.sent
 
     def _unsound(self, request: Request, version: str) -> Refusal | None:
         """What llhttp lets pass and a gateway must not."""

@@ -32,22 +32,17 @@ class Origin:
 
 
 class _Connecting:
-    """The call of a sink whose connection is being made."""
+    """The call of a sink whose connection is being made. Cancelled, the connection is made all the same and kept for
+    the next call: a cancelled connect could leave a socket that nobody owns."""
 
-    __slots__ = ("_paused", "_sink", "_task")
+    __slots__ = ("_paused", "_sink")
 
     def __init__(self, sink: Sink) -> None:
         self._sink: Sink | None = sink
-        self._task: asyncio.Task[None] | None = None
         self._paused = False
 
-    def follow(self, task: asyncio.Task[None]) -> None:
-        self._task = task
-
     def cancel(self) -> None:
-        sink = self.leave()
-        if sink is not None and self._task is not None:
-            self._task.cancel()
+        self.leave()
 
     def pause(self) -> None:
         self._paused = True
@@ -124,7 +119,7 @@ class Pool:
             loop.call_soon(waiting.fail, Failure.FULL, f"all {self.max_open} connections are in use")
         else:
             self._connecting += 1
-            waiting.follow(self._spawn(self._connect(waiting, head, body)))
+            self._spawn(self._connect(waiting, head, body))
 
     def configure(self, timeouts: Timeouts) -> None:
         """New time-outs, for calls that come after."""

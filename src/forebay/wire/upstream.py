@@ -207,6 +207,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.deadline = self._pool.ticker.now + self._pool.timeouts.upstream_idle
         self._pool.joined(self)
 
     def data_received(self, data: bytes) -> None:
