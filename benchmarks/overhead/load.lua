@@ -1,5 +1,6 @@
 -- wrk: cycle over request bodies (one a line), stop when the COUNTth is sent, print a summary as JSON.
--- Environment: BODIES (file of request bodies), COUNT, KEY (bearer token).
+-- Environment: BODIES (file of request bodies), COUNT, KEY (bearer token),
+-- PAUSE_MS (longest pause between an answer and the next request).
 local bodies, at, sent = {}, 0, 0
 local stop_at = tonumber(os.getenv("COUNT"))
 
@@ -19,6 +20,11 @@ function request()
   end
   at = at % #bodies + 1
   return bodies[at]
+end
+
+local pause = tonumber(os.getenv("PAUSE_MS") or "0")
+if pause > 0 then
+  function delay() return math.random(0, pause) end
 end
 
 function done(summary, latency, requests)

