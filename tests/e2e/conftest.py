@@ -130,6 +130,7 @@ def gateway(engines: Engines, certificate: tuple[Path, Path]) -> Iterator[Gatewa
                 "event_bytes": 65536,
             },
             "cors": {"origins": ["https://app.example"]},
+            "retries": {"budget": 1.0},
         }
     )
     try:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,14 +77,13 @@ Script = Callable[[Talk], None]
 class RawEngine:
     """Healthy, and otherwise whatever the scripts say. `seen` holds requests by their x-test header."""
 
-    def __init__(self, models: Iterable[str] = ("raw",)) -> None:
+    def __init__(self, models: Iterable[str] = ("raw",), port: int = 0) -> None:
         self.models = list(models)
         self.scripts: dict[str, Script] = {}
         self.seen: dict[str, list[Received]] = {}
-        self.left: dict[str, threading.Event] = {}
         self.healthy = True
         self.changed = threading.Condition()
-        self._sock = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._sock = socket.create_server(("127.0.0.1", port), backlog=256)
         self.port: int = self._sock.getsockname()[1]
         self._open: set[socket.socket] = set()
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -171,7 +171,10 @@ class RawEngine:
         self.scripts.get(test, reply_ok)(talk)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._sock.close()
+        self._thread.join(10)
         for sock in tuple(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -257,6 +260,19 @@ def streams(*pieces: bytes, end: bool = True) -> Script:
             talk.send(b"0\r\n\r\n")
         else:
             talk.close()
+
+    return script
+
+
+def paced(*pieces: bytes) -> Script:
+    """A whole stream, each chunk far enough from the next to be a read of its own at the other end."""
+
+    def script(talk: Talk) -> None:
+        talk.send(stream_head())
+        for piece in pieces:
+            talk.send(chunk(piece))
+            time.sleep(0.002)
+        talk.send(b"0\r\n\r\n")
 
     return script
 

@@ -665,6 +665,23 @@ def test_pipelined_answers_keep_their_order(gateway: Gateway, engines: Engines) 
     assert answers[3].get("x-request-id") == "last"
 
 
+def test_heads_are_not_mixed_up(gateway: Gateway, engines: Engines) -> None:
+    """Two different requests in one segment, then each again: whatever is remembered of a head is its own."""
+    one, two = new_id("mix"), new_id("mix")
+    first_request = request(chat(), x_test=one)
+    body = {"model": "raw", "prompt": "Hi"}
+    second_request = request(body, "/v1/completions", x_test=two)
+    with gateway.client() as client:
+        for data in (first_request + second_request, first_request, second_request, first_request):
+            client.send(data)
+            for _ in range(data.count(b"HTTP/1.1")):
+                assert client.read().status == 200
+    assert [r.line for r in engines.raw.requests(one)] == [POST] * 3
+    assert [r.json for r in engines.raw.requests(one)] == [chat()] * 3
+    assert [r.line for r in engines.raw.requests(two)] == [b"POST /v1/completions HTTP/1.1"] * 2
+    assert [r.json for r in engines.raw.requests(two)] == [body] * 2
+
+
 def test_pipelined_with_bad_http_behind(gateway: Gateway) -> None:
     """What came before is answered, then the refusal, then the close."""
     with gateway.client() as client:

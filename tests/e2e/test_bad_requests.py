@@ -53,7 +53,7 @@ NOT_JSON: list[tuple[bytes, str]] = [
     ('{"model": "raw"}'.encode("utf-16"), "it is not UTF-8 (byte 0)"),
     (b'{"model": "raw", "messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "it is nested too deeply"),
     (b'{"x": ' * 100_000 + b"1" + b"}" * 100_000, "it is nested too deeply"),
-    (b'{"model": "\\ud800 and more"}', "unexpected end of hex escape (byte 18)"),
+    (b'{"model": "\\ud800 and more"}', "unexpected end of escaped utf-16 surrogate pair (byte 17)"),
 ]
 
 

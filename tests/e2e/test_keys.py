@@ -298,7 +298,7 @@ def test_two_keys_on_one_connection(gateway: Gateway) -> None:
     keys = [RAISE_KEY, RAISE_KEY[:-1] + "e"]
     bodies = [request(chat(), key=k, headers=somewhere()) for k in keys]
     with gateway.client() as client:
-        for order in ((0, 1), (1, 0), (0, 0), (1, 1)):
+        for order in ((0, 1), (1, 0), (0, 0)):
             client.send(bodies[order[0]] + bodies[order[1]])
             assert [client.read().status for _ in order] == [(200, 401)[i] for i in order]
         for i in (0, 1, 0, 1):
