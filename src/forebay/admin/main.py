@@ -33,7 +33,7 @@ from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.messages import Draining, Ready, Reload, Start, admin_socket, run_dir
 
 WORKERS: Final = 1
-KEEP: Final = 1.0
+KEEP: Final = 5.0
 """Seconds between saves of the sums."""
 
 _log = logging.getLogger("forebay.admin")

@@ -16,6 +16,8 @@ CONNECTIONS: Final = 128
 """Connections a listener holds; the next ones get 503."""
 IDLE: Final = 10.0
 """Seconds a connection may be open without a whole request head."""
+TICK: Final = 1.0
+"""Seconds between looks for idle connections."""
 GRACE: Final = 2
 """Seconds that running answers have at the end."""
 
@@ -44,6 +46,7 @@ class Server(uvicorn.Server):
         self._sock = sock
         self.ready = asyncio.Event()
         self._quiet: dict[object, float] = {}
+        self._stopped = asyncio.Event()
 
     async def run_until_stopped(self) -> None:
         """Returns after `stop`."""
@@ -51,15 +54,22 @@ class Server(uvicorn.Server):
 
     def stop(self) -> None:
         self.should_exit = True
+        self._stopped.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
 
-    async def on_tick(self, counter: int) -> bool:
-        if counter % 10 == 0:  # ten ticks a second
+    async def main_loop(self) -> None:
+        """uvicorn's own looks ten times a second; a listener that is asked little should cost little."""
+        counter = 0
+        while not self._stopped.is_set():
+            await self.on_tick(counter)
             self._close_idle()
-        return await super().on_tick(counter)
+            counter += 10  # its `on_tick` renews the Date header at every tenth
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK):
+                    await self._stopped.wait()
 
     def _close_idle(self) -> None:
         """uvicorn's own time-out begins with the first answer: a connection that asks nothing would stay for ever."""

@@ -25,7 +25,9 @@ from forebay.errors import Refusal
 from forebay.wire.head import block, status_line
 from forebay.wire.memo import HeadMemo, remember
 from forebay.wire.message import Peer, Request
+from forebay.wire.peer import guard_against_vanished_peers, peer_of
 from forebay.wire.reply import Reply
+from forebay.wire.soundness import origin_form, unsound
 from forebay.wire.ticker import NEVER
 
 if TYPE_CHECKING:
@@ -44,8 +46,6 @@ MIN_DRAINED = 4_096
 SLACK = 4_096
 FRAMING = 8
 """Bytes on the wire for a byte of body: one-byte chunks take six."""
-
-_KEEP_IDLE, _KEEP_INTERVAL, _KEEP_COUNT = 15, 5, 3
 
 
 class Stage(Enum):
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=self.server.limits.write_buffer_bytes)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
-            _guard_against_vanished_peers(sock, self.server.timeouts.write)
+            guard_against_vanished_peers(sock, self.server.timeouts.write)
         if self.server.draining or not self.server.joined(self):
             refusal = (
                 errors.draining()
@@ -232,9 +232,9 @@ class Connection(asyncio.Protocol):
         version = parser.get_http_version()
         path, _, query = url.partition(b"?") if b"?" in url else (url, b"", b"")
         if url[0] != _SLASH:
-            path = _origin_form(path)
+            path = origin_form(path)
         if self._peer is None:
-            self._peer = _peer_of(self._transport)
+            self._peer = peer_of(self._transport)
         request = Request(parser.get_method(), path, query, headers, fields, self._peer, version == "1.0")
         request.keep_alive = parser.should_keep_alive()
         plain = (
@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
             and b"expect" not in fields
             and self._wire_bytes <= server.limits.header_bytes
         )
-        refusal = None if plain else self._unsound(request, version)
+        refusal = None if plain else unsound(request, version, self._wire_bytes, server.limits)
         if refusal is not None:
             self._refuse(refusal, request)
             return
@@ -454,35 +454,6 @@ class Connection(asyncio.Protocol):
             reply.gone()
             self.server.counters.bytes_out += reply.sent
 
-    def _unsound(self, request: Request, version: str) -> Refusal | None:
-        """What llhttp lets pass and a gateway must not."""
-        fields = request.fields
-        if version not in ("1.1", "1.0"):
-            return errors.bad_http(f"version {version} is not spoken here, only 1.1 and 1.0", 505)
-        if len(request.headers) > self.server.limits.header_count:
-            return errors.headers_too_large(self.server.limits.header_bytes)
-        if self._wire_bytes > self.server.limits.header_bytes:
-            size = sum(len(n) + len(v) + 4 for n, v in request.headers) + len(request.path) + len(request.query)
-            if size > self.server.limits.header_bytes:
-                return errors.headers_too_large(self.server.limits.header_bytes)
-        coding = fields.get(b"transfer-encoding")
-        if coding is not None:
-            if request.http10:
-                return errors.bad_http("Transfer-Encoding in an HTTP/1.0 request")
-            if coding.strip().lower() != b"chunked":
-                return errors.bad_http("the only Transfer-Encoding understood is chunked", 501)
-        if b"host" not in fields and not request.http10:
-            return errors.bad_http("an HTTP/1.1 request needs a Host header")
-        if len(fields) != len(request.headers):
-            names = [n for n, _ in request.headers]
-            for name in (b"host", b"authorization", b"content-type"):
-                if names.count(name) > 1:
-                    return errors.bad_http(f"more than one {name.decode()} header")
-        expect = fields.get(b"expect")
-        if expect is not None and expect.strip().lower() != b"100-continue":
-            return errors.bad_http("the only expectation understood is 100-continue", 417)
-        return None
-
     def _check_size(self, stage: Stage) -> None:
         """Bound what llhttp holds of an unfinished head, and what framing and trailers a body may bring along."""
         limit = self.server.limits.header_bytes
@@ -580,30 +551,3 @@ class Connection(asyncio.Protocol):
     def __repr__(self) -> str:
         waiting = len(self._pending) if self._pending else 0
         return f"<Connection {self._stage.name.lower()} {self._reply or 'no reply'} +{waiting}>"
-
-
-def _origin_form(target: bytes) -> bytes:
-    """The path of an absolute-form target (RFC 9112 §3.2.2); anything else as it is."""
-    for scheme in (b"http://", b"https://"):
-        if target[: len(scheme)].lower() == scheme:
-            _, slash, path = target[len(scheme) :].partition(b"/")
-            return slash + path if slash else b"/"
-    return target
-
-
-def _peer_of(transport: asyncio.Transport | None) -> Peer:
-    name = transport.get_extra_info("peername") if transport is not None else None
-    tls = transport is not None and transport.get_extra_info("sslcontext") is not None
-    if isinstance(name, tuple):
-        address = str(name[0])
-        return Peer(address.removeprefix("::ffff:"), int(name[1]), tls)
-    return Peer("unix", 0, tls)
-
-
-def _guard_against_vanished_peers(sock: socket.socket, write_timeout: float) -> None:
-    """Let the kernel notice a peer that went without a word: probes when quiet, a bound on unacknowledged bytes."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_IDLE)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_INTERVAL)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_COUNT)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_timeout * 1000))

@@ -13,6 +13,7 @@ import logging
 import select
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Protocol
@@ -70,6 +71,7 @@ class Server:
         self.draining = False
         self.connections: set[Connection] = set()
         self.date = b""
+        self._second = 0
         self._listeners: list[asyncio.Server] = []
         self._empty = asyncio.Event()
         self._empty.set()
@@ -149,7 +151,10 @@ class Server:
         log.error("a request failed inside the gateway", exc_info=error)
 
     def _sweep(self, now: float) -> None:
-        self.date = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
+        wall = int(time.time())
+        if wall != self._second:
+            self._second = wall
+            self.date = b"date: " + formatdate(wall, usegmt=True).encode() + b"\r\n"
         late = [c for c in self.connections if c.deadline < now]
         for connection in late:
             connection.timed_out(now)

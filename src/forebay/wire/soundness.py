@@ -1,0 +1,47 @@
+"""What llhttp lets pass and a gateway must not: heads that another parser might read in another way."""
+
+from __future__ import annotations
+
+from forebay import errors
+from forebay.errors import Refusal
+from forebay.wire.bounds import LimitValues
+from forebay.wire.message import Request
+
+
+def unsound(request: Request, version: str, wire_bytes: int, limits: LimitValues) -> Refusal | None:
+    """What is wrong with a head that llhttp let pass; `wire_bytes` is what has come of it and what follows it."""
+    fields = request.fields
+    if version not in ("1.1", "1.0"):
+        return errors.bad_http(f"version {version} is not spoken here, only 1.1 and 1.0", 505)
+    if len(request.headers) > limits.header_count:
+        return errors.headers_too_large(limits.header_bytes)
+    if wire_bytes > limits.header_bytes:
+        size = sum(len(n) + len(v) + 4 for n, v in request.headers) + len(request.path) + len(request.query)
+        if size > limits.header_bytes:
+            return errors.headers_too_large(limits.header_bytes)
+    coding = fields.get(b"transfer-encoding")
+    if coding is not None:
+        if request.http10:
+            return errors.bad_http("Transfer-Encoding in an HTTP/1.0 request")
+        if coding.strip().lower() != b"chunked":
+            return errors.bad_http("the only Transfer-Encoding understood is chunked", 501)
+    if b"host" not in fields and not request.http10:
+        return errors.bad_http("an HTTP/1.1 request needs a Host header")
+    if len(fields) != len(request.headers):
+        names = [n for n, _ in request.headers]
+        for name in (b"host", b"authorization", b"content-type"):
+            if names.count(name) > 1:
+                return errors.bad_http(f"more than one {name.decode()} header")
+    expect = fields.get(b"expect")
+    if expect is not None and expect.strip().lower() != b"100-continue":
+        return errors.bad_http("the only expectation understood is 100-continue", 417)
+    return None
+
+
+def origin_form(target: bytes) -> bytes:
+    """The path of an absolute-form target (RFC 9112 §3.2.2); anything else as it is."""
+    for scheme in (b"http://", b"https://"):
+        if target[: len(scheme)].lower() == scheme:
+            _, slash, path = target[len(scheme) :].partition(b"/")
+            return slash + path if slash else b"/"
+    return target
