@@ -283,12 +283,12 @@ class Forebay:
             self.log.close()
 
 
-def chat(n: int = 20, *, stream: bool = True, **more: Any) -> dict[str, Any]:
-    """A body whose answer has exactly `n` tokens."""
+def chat(tokens: int = 20, *, stream: bool = True, **more: Any) -> dict[str, Any]:
+    """A body whose answer has exactly `tokens` tokens."""
     return {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Tell me about the river."}],
-        "max_tokens": n,
+        "max_tokens": tokens,
         "ignore_eos": True,
         "stream": stream,
         **more,
