@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -77,7 +78,8 @@ Script = Callable[[Talk], None]
 class RawEngine:
     """Healthy, and otherwise whatever the scripts say. `seen` holds requests by their x-test header."""
 
-    def __init__(self, models: Iterable[str] = ("raw",), port: int = 0) -> None:
+    def __init__(self, models: Iterable[str] = ("raw",), port: int = 0, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.models = list(models)
         self.scripts: dict[str, Script] = {}
         self.seen: dict[str, list[Received]] = {}
@@ -120,6 +122,8 @@ class RawEngine:
     def _serve(self, sock: socket.socket) -> None:
         buffer = b""
         try:
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True)
             while True:
                 while b"\r\n\r\n" not in buffer:
                     got = sock.recv(65536)

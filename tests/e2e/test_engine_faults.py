@@ -704,6 +704,33 @@ def test_engine_comes_goes_and_comes_back(lazy: tuple[Gateway, int]) -> None:
     engine.close()
 
 
+def test_engine_that_dies_under_load() -> None:
+    """Health checks are far apart: the requests themselves find out, are retried, and none is lost."""
+    one, two = RawEngine(["pair"]), RawEngine(["pair"])
+    entries = [
+        {"name": n, "url": f"http://127.0.0.1:{e.port}", "models": ["pair"], "health_interval": 30}
+        for n, e in (("one", one), ("two", two))
+    ]
+    gateway = Gateway(
+        {
+            "listeners": [{"address": "127.0.0.1:0"}],
+            "engines": entries,
+            "callers": {"keys": [{"name": "e2e", "key": KEY}]},
+        }
+    )
+    try:
+        gateway.wait_until_ready("pair")
+        eventually(lambda: all([gateway.ask(chat("pair")).status == 200] * 2) and one.total() and two.total())
+        one.close()
+        assert [gateway.ask(chat("pair", stream=bool(i % 2))).status for i in range(20)] == [200] * 20
+        assert 1 <= gateway.metric("forebay_retries_total", engine="one") <= 10
+        assert gateway.metric("forebay_retries_total", engine="two") == 0
+    finally:
+        one.close()
+        two.close()
+        gateway.stop()
+
+
 def test_engine_that_refuses(gateway: Gateway) -> None:
     answer = gateway.ask(chat("away"))
     failed(answer, "No engine can take 'away' now: none of its engines is healthy.", 503, "no_engine")
