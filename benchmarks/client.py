@@ -15,12 +15,12 @@ from forebay.wire.pool import Origin, Pool
 from forebay.wire.sse import Framer, split
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
-from forebay.wire.upstream import Call, Failure
+from forebay.wire.upstream import Call, Failure, WholeInParts
 
 CHAT = "/v1/chat/completions"
 
 
-class Answer:
+class Answer(WholeInParts):
     """A `Sink` that remembers what the checks ask: status, content events, whether `[DONE]` came, how it ended."""
 
     __slots__ = ("_ended", "_framer", "body", "call", "done", "events", "failure", "heard_at", "on_content", "status")

@@ -1,7 +1,8 @@
 """The admin process's side of the control sockets: one link a worker, which polls it and tells it the keys.
 
 A link is one task. It asks, waits for the answer, and asks again: every POLL seconds, or at once when somebody wants a
-fresh snapshot or the key list changed. A worker that does not answer in time is left and connected to anew, with a back-off.
+fresh snapshot or the key list changed. A worker that does not answer in time is left and connected to anew, with a
+back-off.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ from forebay.errors import Outcome, Refusal
 from forebay.gateway.fleet import Entry, Handle
 from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
-from forebay.lifecycle import Event, State, advance
+from forebay.lifecycle import Event, State, advance, walk
 from forebay.wire.head import Header
 from forebay.wire.inflate import CODINGS, InflateFailed, Inflater
+from forebay.wire.memo import AnswerMemo
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
 from forebay.wire.upstream import Call, Failure
@@ -38,7 +39,10 @@ _SETTLE: Final = Event.SETTLE
 _RECEIVED: Final = State.RECEIVED
 _SETTLED: Final = State.SETTLED
 _OK: Final = Outcome.OK
+# The two stretches that most requests walk, looked up once.
 _HELD: Final = advance(State.RECEIVED, Event.HOLD)
+_DISPATCHED: Final = walk(_HELD, Event.ADMIT, Event.DISPATCH)
+_DONE: Final = walk(_DISPATCHED, Event.COMPLETE, Event.SETTLE)
 _ENDS: Final = {
     Outcome.OK: Event.COMPLETE,
     Outcome.ENGINE_REFUSED: Event.COMPLETE,
@@ -148,7 +152,7 @@ class Exchange(ABC):
         if handle is None:
             self.refuse(last or errors.no_engine(self.entry.name, "none of its engines is healthy"))
             return
-        self.state = advance(advance(self.state, _ADMIT), _DISPATCH)
+        self.state = _DISPATCHED if self.state is _HELD else walk(self.state, _ADMIT, _DISPATCH)
         self._handle = handle
         self._tried = (*self._tried, handle.name)
         handle.in_flight += 1
@@ -222,6 +226,14 @@ class Exchange(ABC):
             self._engine_refused(self.status, self._error_body)
         else:
             self.answer_ends()
+
+    def on_whole(self, memo: AnswerMemo, body: bytes) -> None:
+        attempt = self.attempts
+        self.on_head(200, memo.headers, len(body))
+        if self.state is _DISPATCHED and self.attempts == attempt:
+            self.on_body(body)
+        if self.state is not _SETTLED and self.attempts == attempt:
+            self.on_end()
 
     def on_fail(self, failure: Failure, detail: str) -> None:
         self._count_failure(failure.value)
@@ -337,7 +349,10 @@ class Exchange(ABC):
         if self.state is _SETTLED:
             return
         self.outcome = outcome
-        self.state = advance(advance(self.state, _ENDS.get(outcome, _REFUSE)), _SETTLE)
+        if outcome is _OK and self.state is _DISPATCHED:
+            self.state = _DONE
+        else:
+            self.state = walk(self.state, _ENDS.get(outcome, _REFUSE), _SETTLE)
         self._drop_call()
         self._release()
         self.gateway.live.discard(self)

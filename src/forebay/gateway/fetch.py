@@ -7,7 +7,7 @@ from typing import Protocol
 
 from forebay.wire.head import Header
 from forebay.wire.pool import Pool
-from forebay.wire.upstream import Call, Failure
+from forebay.wire.upstream import Call, Failure, WholeInParts
 
 MAX_BODY = 8 << 20
 
@@ -22,7 +22,7 @@ class Target(Protocol):
     def head(self, method: bytes, path: bytes) -> bytes: ...
 
 
-class _Collect:
+class _Collect(WholeInParts):
     call: Call | None = None
     heard_at = 0.0
 

@@ -12,9 +12,11 @@ from forebay.api import openai
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.fleet import Entry
+from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
 from forebay.wire import sse
 from forebay.wire.head import Header, media_type
+from forebay.wire.memo import AnswerMemo
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
 
@@ -101,7 +103,17 @@ class Unary(Exchange):
             self.complete()
             return
         parts = self._parts
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._deliver(parts[0] if len(parts) == 1 else b"".join(parts), self.downstream_head())
+
+    def on_whole(self, memo: AnswerMemo, body: bytes) -> None:
+        self.status = 200
+        block = memo.rendered
+        if block is None:
+            block = memo.rendered = downstream_block(memo.headers)
+        self._deliver(body, block)
+
+    def _deliver(self, body: bytes, block: bytes) -> None:
+        """Send a whole answer, if it is one."""
         found = openai.answer(body)
         if found is None:
             self._count_failure("not_json")
@@ -112,7 +124,7 @@ class Unary(Exchange):
             self.shown = body[:SHOWN]
         if self.entry.renames:
             body = self.entry.renamed(body)
-        self.reply.send(self.status, self.downstream_head(), body)
+        self.reply.send(self.status, block, body)
         self.complete()
 
 

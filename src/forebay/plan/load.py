@@ -32,7 +32,7 @@ from forebay.wire.pool import Pool
 from forebay.wire.sse import EventTooLarge, Framer, count, data_of, split
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
-from forebay.wire.upstream import Call, Failure
+from forebay.wire.upstream import Call, Failure, WholeInParts
 
 MAX_KINDS: Final = 50
 """Kinds of error told apart; the rest are counted as `other`."""
@@ -280,7 +280,7 @@ class Load:
         return f"<Load {r.sent} sent, {len(self._active)} in flight, {r.completed} completed, {r.failed} failed>"
 
 
-class _Shot:
+class _Shot(WholeInParts):
     """One request under way: a `Sink`."""
 
     __slots__ = (

@@ -15,7 +15,7 @@ from forebay.wire.head import Header
 from forebay.wire.pool import Origin, Pool
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
-from forebay.wire.upstream import Call, Failure
+from forebay.wire.upstream import Call, Failure, WholeInParts
 
 MAX_BODY: Final = 1 << 20
 """Bytes read of an answer that is not a stream."""
@@ -59,7 +59,7 @@ class Target:
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-class _Whole:
+class _Whole(WholeInParts):
     """A `Sink` that collects one answer."""
 
     def __init__(self) -> None:

@@ -14,8 +14,13 @@ from typing import Any
 
 from forebay.config.models import Timeouts
 from forebay.wire.bounds import TimeoutValues
+from forebay.wire.head import Header
+from forebay.wire.memo import AnswerMemo, remember_answer
 from forebay.wire.ticker import Ticker
 from forebay.wire.upstream import Failure, Sink, UpstreamConnection
+
+LESSONS = 8
+"""Heads remembered of an engine before it is given up as one that never repeats itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,8 @@ class Pool:
         self._open: set[UpstreamConnection] = set()
         self._connecting = 0
         self._closed = False
+        self.memo: AnswerMemo | None = None
+        self._lessons = LESSONS
         ticker.add(self._sweep)
 
     def request(self, head: bytes, body: bytes, sink: Sink) -> None:
@@ -159,6 +166,12 @@ class Pool:
             return
         connection.deadline = self.ticker.now + self.timeouts.upstream_idle
         self._idle.append(connection)
+
+    def learn(self, data: bytes, headers: list[Header]) -> None:
+        """Keep the head of a whole answer, unless this engine's heads have proved to differ."""
+        if self._lessons:
+            self._lessons -= 1
+            self.memo = remember_answer(data, headers)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 

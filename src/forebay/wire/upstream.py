@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import httptools
 
 from forebay.wire.head import Header
+from forebay.wire.memo import AnswerMemo
 from forebay.wire.ticker import NEVER
 
 if TYPE_CHECKING:
@@ -77,11 +78,28 @@ class Sink(Protocol):
 
     def on_body(self, data: bytes) -> None: ...
     def on_end(self) -> None: ...
+    def on_whole(self, memo: AnswerMemo, body: bytes) -> None:
+        """Instead of the three above: a 200 with a head known before and its whole body."""
+        ...
+
     def on_fail(self, failure: Failure, detail: str) -> None: ...
+
+
+class WholeInParts:
+    """For sinks to whom a whole answer is nothing special."""
+
+    __slots__ = ()
+
+    def on_whole(self: Sink, memo: AnswerMemo, body: bytes) -> None:
+        self.on_head(200, memo.headers, len(body))
+        if body:
+            self.on_body(body)
+        self.on_end()
 
 
 class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
+        "_answer_headers",
         "_between",
         "_born",
         "_done",
@@ -111,6 +129,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []
+        self._answer_headers: list[Header] = []
         self._length: int | None = None
         self._sent: tuple[bytes, bytes] = _NOTHING
         self._fresh = True
@@ -217,9 +236,13 @@ class UpstreamConnection(asyncio.Protocol):
         if self.sink is None:
             self.drop()  # bytes nobody asked for
             return
+        first = False
         if self.begun:
             self._heard_at = self._pool.ticker.now
         elif not self._headed:
+            first = not self._head_bytes
+            if first and self._pass_whole(data):
+                return
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -227,6 +250,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._misparsed(e)
             return
         if self._done:
+            if first and self._keep:
+                self._pool.learn(data, self._answer_headers)
             self._finish()
         elif self._tap is not None:
             # Behind a chunk's end there may be the start of the next one's size.
@@ -269,6 +294,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._skip = True
             return
         self._headed = True
+        self._answer_headers = headers
         self._sent = _NOTHING
         length = None
         self._length = None
@@ -301,6 +327,18 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    def _pass_whole(self, data: bytes) -> bool:
+        """An answer in one read, with a head known before: llhttp need not see it."""
+        memo = self._pool.memo
+        body = memo.body_of(data) if memo is not None else None
+        if memo is None or body is None or self._skip:
+            return False
+        self._keep = True
+        sink = self._free()
+        if sink is not None:
+            sink.on_whole(memo, body)
+        return True
+
     def _detach(self) -> Sink | None:
         """The call is over: the sink that must still be told, if any."""
         sink, self.sink = self.sink, None
@@ -311,15 +349,13 @@ class UpstreamConnection(asyncio.Protocol):
             sink.call = None
         return sink
 
-    def _finish(self, *, reusable: bool = True) -> None:
+    def _free(self, *, reusable: bool = True) -> Sink | None:
         """The answer is whole: the connection is free before the sink hears of it."""
         transport = self._transport
         sink = self._detach()
-        if sink is None:
-            self.drop()
-            return
         if (
-            reusable
+            sink is not None
+            and reusable
             and self._keep
             and not self._paused
             and transport is not None
@@ -328,7 +364,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._pool.give_back(self)
         else:
             self.drop()
-        sink.on_end()
+        return sink
+
+    def _finish(self, *, reusable: bool = True) -> None:
+        sink = self._free(reusable=reusable)
+        if sink is not None:
+            sink.on_end()
 
     def _misparsed(self, error: Exception) -> None:
         if isinstance(error, httptools.HttpParserCallbackError) and error.__context__ is not None:
