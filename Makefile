@@ -27,10 +27,13 @@ layers: $(STAMP)
 test: lint typecheck layers
 	$(BIN)/pytest -m "not system and not engines" -n 2 --cov --cov-report=term $(ARGS)
 
+# Needs programs of the operating system: apt-get install nginx-light wrk nodejs npm
 test-system: $(STAMP)
 	$(BIN)/pytest -m system $(ARGS)
 
+# llama.cpp into the venv (prebuilt), its model (93 MB) into a folder of the tests'
 test-engines: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[local]"
 	$(BIN)/pytest -m engines $(ARGS)
 
 # Every property test, with 200 times the examples; hypothesis marks them itself.
