@@ -23,27 +23,31 @@ FIRST_DELAY, MAX_DELAY = 0.1, 5.0
 """Seconds before a restart: doubled each time, back to the first after STEADY seconds of life."""
 STEADY = 30.0
 GIVE_UP = 5
-"""Starts of a child that never became ready before there is no hope."""
+"""Starts in a row that did not end in readiness before there is no hope."""
+SEND = 2.0
+"""Seconds that telling a child something may take: one that is stopped does not read."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """How a child is started. `start` makes its first message anew each time, None for a child without a channel."""
+    """How a child is started. `start` makes its first message anew each time, None for a child without a channel.
+    `vital`: there is no service without it, so that giving up is better than trying for ever."""
 
     name: str
     command: Callable[[], list[str]]
     fds: tuple[int, ...] = ()
     start: Callable[[], Start] | None = None
     env: dict[str, str] = field(default_factory=dict)
+    vital: bool = False
 
 
 class Child:
-    """Mutable state: the running process, its channel, how often it failed in a row."""
+    """Mutable state: the running process, its channel, how many starts in a row did not end in readiness."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.ready = asyncio.Event()
-        self.failures = 0
+        self.unready = 0
         self.hopeless = asyncio.Event()
         self._ever_ready = False
         self.stopping = False
@@ -65,14 +69,15 @@ class Child:
             except OSError as e:
                 log.error("%s cannot be started: %s", self.plan.name, e)
                 code = -1
+            self.unready = 0 if self.ready.is_set() else self.unready + 1
             self.ready.clear()
             if self._told_to_stop():
                 return
-            self.failures += 1
             if time.monotonic() - began > STEADY:
-                delay, self.failures = FIRST_DELAY, 1
-            if self.failures >= GIVE_UP and not self._ever_ready:
+                delay = FIRST_DELAY
+            if self.unready >= GIVE_UP and (self.plan.vital or not self._ever_ready):
                 self.hopeless.set()
+                return
             log.error("%s ended (%s); it is started again in %.1f s", self.plan.name, _how(code), delay)
             await asyncio.sleep(delay)
             delay = min(MAX_DELAY, delay * 2)
@@ -133,8 +138,9 @@ class Child:
     async def send(self, message: Message) -> None:
         """Tell it something; nothing happens where it is not there."""
         if self._channel is not None:
-            with contextlib.suppress(ConnectionError):
-                await self._channel.send(message)
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(SEND):
+                    await self._channel.send(message)
 
     def stop(self) -> None:
         """From now on its end is no failure."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -22,6 +23,10 @@ from forebay.config.problems import ConfigError
 
 LOCAL_MODEL = "smollm2-135m-instruct"
 EMULATED_MODEL = "forebay-sim"
+
+
+class NoEngine(ValueError):
+    """The configuration has none, and none was asked for on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,16 @@ def command(
     Exits with 0 after a drain, 78 for a configuration that cannot be used, 71 where an address is taken, 69 where
     another Forebay uses the same state directory.
     """
+    _have_standard_descriptors()
     logging.basicConfig(level=logging.INFO, format="forebay: %(message)s", stream=sys.stderr)
 
+    built_in = engine or (BuiltIn.EMULATED if config is None else None)
+
     def read() -> Config:
-        return _overridden(_load(config) if config is not None else _without_file(), listen, admin, state_dir)
+        found = _overridden(_load(config) if config is not None else _without_file(), listen, admin, state_dir)
+        if built_in is None and not found.engines:
+            raise NoEngine(f"{config} names no engine; add one under engines:, or use --engine")
+        return found
 
     try:
         settings = read()
@@ -71,11 +82,7 @@ def command(
         sys.exit(78)
     except ValueError as e:
         print(f"forebay serve: {e}", file=sys.stderr)
-        sys.exit(2)
-    built_in = engine or (BuiltIn.EMULATED if config is None else None)
-    if built_in is None and not settings.engines:
-        print(f"forebay serve: {config} names no engine; add one under engines:, or use --engine", file=sys.stderr)
-        sys.exit(78)
+        sys.exit(78 if isinstance(e, NoEngine) else 2)
     try:
         sys.exit(asyncio.run(_run(settings, read if config is not None else None, built_in, config)))
     except CannotStart as e:
@@ -102,6 +109,17 @@ async def _run(
     finally:
         for fd in companion.keep if companion is not None else ():
             os.close(fd)
+
+
+def _have_standard_descriptors() -> None:
+    """A socket must not become number 0, 1 or 2 because the parent had closed it: log lines would go there."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - as long as the process lives
 
 
 def _load(path: Path) -> Config:
@@ -175,7 +193,8 @@ def _say_ready(supervisor: Supervisor, config: Config, built_in: BuiltIn | None,
         lines.append(f"  engine: built in, {built_in.value}, model {model}")
     if file is None:
         lines.append("  no configuration file: this machine only, any API key or none is accepted")
-    sys.stderr.write("\n".join(lines) + "\n")  # one write, so that no other process speaks in between
+    with contextlib.suppress(OSError):  # a log that nobody reads is no reason to stop
+        sys.stderr.write("\n".join(lines) + "\n")  # one write, so that no other process speaks in between
 
 
 def _url(address: Address, bound: object, tls: bool) -> str:

@@ -15,6 +15,7 @@ import secrets
 import signal
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from forebay.cli.children import GIVE_UP, Child, Plan, python
 from forebay.cli.notify import notify
 from forebay.config.models import Address, Config
 from forebay.config.problems import ConfigError
-from forebay.state.messages import Drain, Draining, Reload, Start, run_dir
+from forebay.state.messages import Drain, Draining, Reload, Start, admin_socket, run_dir, worker_socket
 
 log = logging.getLogger("forebay.supervisor")
 
@@ -94,8 +95,13 @@ class Supervisor:
         self._reread = reread
         self._boot = secrets.token_hex(8)
         self._lock = prepare_state_dir(config.state_dir)
-        self.listeners = [bind(x.address) for x in config.listeners]
-        self.admin_listener = bind(config.admin)
+        self._files = [worker_socket(config.state_dir, 0), admin_socket(config.state_dir)]
+        try:
+            self.listeners = [self._bind(x.address) for x in config.listeners]
+            self.admin_listener = self._bind(config.admin)
+        except CannotStart:
+            self._clean_up()
+            raise
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
         self._hup = asyncio.Event()
@@ -111,6 +117,7 @@ class Supervisor:
                     lambda: python("forebay.gateway.worker"),
                     worker_fds,
                     lambda: self._start_message(0, worker_fds),
+                    vital=True,
                 )
             )
         ]
@@ -121,6 +128,12 @@ class Supervisor:
     def children(self) -> list[Child]:
         return [*self.workers, self.admin, *([self.engine] if self.engine is not None else [])]
 
+    def _bind(self, address: Address) -> socket.socket:
+        sock = bind(address)
+        if address.unix:
+            self._files.append(Path(address.unix))
+        return sock
+
     def _start_message(self, index: int, fds: tuple[int, ...]) -> Start:
         return Start(self._config.model_dump_json(by_alias=True), index, self._boot, fds)
 
@@ -130,22 +143,23 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._terminate)
         loop.add_signal_handler(signal.SIGHUP, self._hup.set)
-        async with asyncio.TaskGroup() as group:
-            keepers = [group.create_task(child.keep()) for child in self.children]
-            helpers = [
-                group.create_task(self._announce(on_ready)),
-                group.create_task(self._reloads()),
-                group.create_task(self._watch_for_hopeless()),
-            ]
-            await self._stop.wait()
-            notify("STOPPING=1")
-            for helper in helpers:
-                helper.cancel()
-            await self._shut_down()
-            for keeper in keepers:
-                keeper.cancel()
-        os.close(self._lock)
-        self._remove_unix_sockets()
+        try:
+            async with asyncio.TaskGroup() as group:
+                keepers = [group.create_task(child.keep()) for child in self.children]
+                helpers = [
+                    group.create_task(self._announce(on_ready)),
+                    group.create_task(self._reloads()),
+                    group.create_task(self._watch_for_hopeless()),
+                ]
+                await self._stop.wait()
+                notify("STOPPING=1")
+                for helper in helpers:
+                    helper.cancel()
+                await self._shut_down()
+                for keeper in keepers:
+                    keeper.cancel()
+        finally:
+            self._clean_up()
         return self.exit_code
 
     def _terminate(self) -> None:
@@ -167,7 +181,8 @@ class Supervisor:
         finally:
             for future in waiting:
                 future.cancel()
-        log.error("a process failed %d times before it was ever ready: giving up", GIVE_UP)
+        names = ", ".join(c.plan.name for c in self.children if c.hopeless.is_set())
+        log.error("%s failed %d times in a row before it was ready: giving up", names, GIVE_UP)
         self.exit_code = EX_FAILED
         self._stop.set()
 
@@ -183,12 +198,12 @@ class Supervisor:
         if self._reread is None:
             log.warning("SIGHUP: there is no configuration file to read again")
             return
-        notify("RELOADING=1")
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             # On this loop: the supervisor has nothing else to do, and one reload must not overtake another.
             config = self._reread()
-        except ConfigError as e:
-            for problem in e.problems:
+        except (ConfigError, ValueError) as e:
+            for problem in e.problems if isinstance(e, ConfigError) else (e,):
                 log.error("%s", problem)
             log.error("the new configuration cannot be used; the running one stays in force")
         else:
@@ -217,6 +232,8 @@ class Supervisor:
         await self._unless_killed(asyncio.sleep(timeouts.drain_delay))
         for worker in self.workers:
             await worker.send(Drain(timeouts.drain))
+        for listener in self.listeners:
+            listener.close()  # the last holder: from now on connections are refused
         limit = timeouts.drain + KILL_AFTER
         await self._unless_killed(*(w.wait(limit) for w in self.workers))
         for child in self.children:
@@ -237,7 +254,8 @@ class Supervisor:
         waiting.cancel()
         killing.cancel()
 
-    def _remove_unix_sockets(self) -> None:
-        for listener in (*(x.address for x in self._config.listeners), self._config.admin):
-            if listener.unix:
-                Path(listener.unix).unlink(missing_ok=True)
+    def _clean_up(self) -> None:
+        """No socket file stays behind; the lock is the last thing to go."""
+        for file in self._files:
+            file.unlink(missing_ok=True)
+        os.close(self._lock)
