@@ -345,6 +345,22 @@ def read_all(sock: socket.socket) -> bytes:
     return data
 
 
+def self_signed(where: Path, name: str = "localhost") -> Path:
+    """A PEM file with a key and its certificate."""
+    pem = where / f"{name}.pem"
+    key, cert = where / "key.tmp", where / "cert.tmp"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-days", "2", "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(cert)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    pem.write_text(key.read_text() + cert.read_text())
+    return pem
+
+
 def fds(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 

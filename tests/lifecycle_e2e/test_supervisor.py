@@ -28,6 +28,7 @@ from stack import (
     folder,
     raw_request,
     read_until,
+    self_signed,
     stack,
 )
 
@@ -213,22 +214,6 @@ def test_a_worker_that_cannot_start_any_more_ends_the_service_in_words(where: Pa
             forebay.worker.kill()
             assert forebay.process.wait(40) == 1
             assert "worker-0 failed 5 times in a row before it was ready: giving up" in forebay.text
-
-
-def self_signed(where: Path, name: str = "localhost") -> Path:
-    """A PEM file with a key and its certificate."""
-    pem = where / f"{name}.pem"
-    key, cert = where / "key.tmp", where / "cert.tmp"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-days", "2", "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(cert)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    pem.write_text(key.read_text() + cert.read_text())
-    return pem
 
 
 # --- service managers, terminals, pipes ------------------------------------------------------------------------------

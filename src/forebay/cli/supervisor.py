@@ -236,10 +236,10 @@ class Supervisor:
             listener.close()  # the last holder: from now on connections are refused
         limit = timeouts.drain + KILL_AFTER
         await self._unless_killed(*(w.wait(limit) for w in self.workers))
-        for child in self.children:
-            if child not in self.workers:
-                child.signal(signal.SIGTERM)
-        await self._unless_killed(*(c.wait(KILL_AFTER) for c in self.children))
+        others = [c for c in self.children if c not in self.workers]
+        for child in others:
+            child.signal(signal.SIGTERM)
+        await self._unless_killed(*(c.wait(KILL_AFTER) for c in others))
         for child in self.children:
             if not await child.wait(0.0):
                 log.error("%s did not leave and is killed", child.plan.name)
