@@ -42,3 +42,12 @@ def test_every_metric_s_name_written_in_the_source_is_on_the_page() -> None:
 def test_every_outcome_is_explained() -> None:
     text = page()
     assert all(f"| `{outcome.value}` | " in text for outcome in Outcome)
+
+
+def test_the_operations_page_names_only_what_exists() -> None:
+    text, known = (ROOT / "docs/operations.md").read_text(), page()
+    metrics = {re.sub(r"_(bucket|count|sum)$", "", name) for name in re.findall(r"\bforebay_\w+", text)}
+    codes = set(re.findall(r"^\| \d{3} `(\w+)`", text, re.MULTILINE))
+    assert len(metrics) > 15
+    assert len(codes) >= 8
+    assert {word for word in metrics | codes if f"`{word}`" not in known} == set()
