@@ -69,6 +69,10 @@ VOCABULARY: dict[str, Row] = {
         errors.headers_too_large(65536), 431, CALLER, "headers_too_large",
         "The request head is over the limit of 65,536 bytes (limits.header_bytes).", Outcome.BAD_REQUEST, close=True,
     ),
+    "too_many_headers": Row(
+        errors.too_many_headers(100), 431, CALLER, "headers_too_large",
+        "The request has more than 100 header lines (limits.header_count).", Outcome.BAD_REQUEST, close=True,
+    ),
     "too_slow": Row(
         errors.too_slow("body", 2.5), 408, CALLER, "request_timeout",
         "The body did not arrive within 2.5 s.", Outcome.BAD_REQUEST, close=True,

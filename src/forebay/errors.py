@@ -158,6 +158,16 @@ def headers_too_large(limit: int) -> Refusal:
     )
 
 
+def too_many_headers(limit: int) -> Refusal:
+    return Refusal(
+        431,
+        "headers_too_large",
+        f"The request has more than {limit:,} header lines (limits.header_count).",
+        outcome=Outcome.BAD_REQUEST,
+        close=True,
+    )
+
+
 def too_slow(what: str, seconds: float) -> Refusal:
     return Refusal(
         408,

@@ -59,9 +59,9 @@ MAX_ID: Final = 128
 def upstream_block(request: Request) -> bytes:
     """The caller's header lines as an engine gets them; its id and the length are said anew by each request."""
     drop = _NOT_UPSTREAM
-    named = request.fields.get(b"connection")
-    if named is not None and named not in _PLAIN_CONNECTION:
-        drop = drop | connection_names(named)
+    for name, value in request.headers:
+        if name == b"connection" and value not in _PLAIN_CONNECTION:
+            drop = drop | connection_names(value)
     passed = b"".join([b"%b: %b\r\n" % h for h in request.headers if h[0] not in drop])
     return passed + b"content-type: application/json\r\n"
 

@@ -22,7 +22,7 @@ import httptools
 
 from forebay import errors
 from forebay.errors import Refusal
-from forebay.wire.head import block, status_line
+from forebay.wire.head import block, connection_names, status_line
 from forebay.wire.memo import HeadMemo, remember
 from forebay.wire.message import Peer, Request
 from forebay.wire.peer import guard_against_vanished_peers, peer_of
@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
         "_body_size",
         "_drained_mark",
         "_dropped",
+        "_fed",
         "_head_data",
         "_headers",
         "_last_words",
@@ -106,6 +107,7 @@ class Connection(asyncio.Protocol):
         self._body_size = 0
         self._dropped = 0
         self._wire_bytes = 0
+        self._fed = 0
         self._last_words: tuple[Refusal, Request | None] | None = None
         self._owes_continue = False
         self._memo: HeadMemo | None = None
@@ -162,13 +164,9 @@ class Connection(asyncio.Protocol):
             if self._wire_bytes > LINGER_BYTES:
                 self.abort()
             return
-        self._wire_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as e:
-            self._go_on_after_upgrade(data[e.args[0] :])
-        except httptools.HttpParserError as e:
-            self._misparsed(e)
+        self._fed = len(data)
+        self._wire_bytes += self._fed
+        self._parse(data)
         self._head_data = b""
         stage = self._stage
         if stage is _HEAD or stage is _BODY:
@@ -212,6 +210,11 @@ class Connection(asyncio.Protocol):
 
     # --- httptools' callbacks ----------------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if self._stage is _IDLE:  # one more in the same read
+            self._stage = _HEAD
+            self._wire_bytes = 0
+
     def on_url(self, url: bytes) -> None:
         if self._url:
             url = self._url + url
@@ -222,7 +225,9 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         if self._request is not None or self._stage is not _HEAD:
-            return  # the trailers of a chunked body, or a head re-parsed after an ignored upgrade
+            self._headers.clear()  # a head made up after an ignored upgrade, or one behind the last word
+            self._url = b""
+            return
         headers = self._headers
         self._headers = []
         url, self._url = self._url, b""
@@ -236,16 +241,17 @@ class Connection(asyncio.Protocol):
         if self._peer is None:
             self._peer = peer_of(self._transport)
         request = Request(parser.get_method(), path, query, headers, fields, self._peer, version == "1.0")
-        request.keep_alive = parser.should_keep_alive()
+        request.keep_alive = version != "1.0" and parser.should_keep_alive()
         plain = (
             version == "1.1"
             and len(fields) == len(headers) <= server.limits.header_count
             and b"host" in fields
             and b"transfer-encoding" not in fields
             and b"expect" not in fields
+            and self._fed <= server.limits.header_bytes
             and self._wire_bytes <= server.limits.header_bytes
         )
-        refusal = None if plain else unsound(request, version, self._wire_bytes, server.limits)
+        refusal = None if plain else unsound(request, version, max(self._wire_bytes, self._fed), server.limits)
         if refusal is not None:
             self._refuse(refusal, request)
             return
@@ -302,6 +308,7 @@ class Connection(asyncio.Protocol):
         if self._headers:
             self._headers.clear()  # trailers
         self._dropped = 0
+        self._head_data = b""  # what follows in this read is another head
         self._stage = _IDLE if request.keep_alive else _DEAF
         self._wire_bytes = 0
         if self._pending is None:
@@ -471,24 +478,34 @@ class Connection(asyncio.Protocol):
             self.server.counters.bad_requests += 1
             self._refuse(errors.bad_http(str(error).strip().rstrip(".") or "unreadable"), self._request)
 
-    def _go_on_after_upgrade(self, rest: bytes) -> None:
-        """llhttp stops at an Upgrade header; this server ignores the offer (RFC 9110 §7.8) and reads on."""
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as e:
+                data = self._past_upgrade(data[e.args[0] :])
+            except httptools.HttpParserError as e:
+                self._misparsed(e)
+                return
+
+    def _past_upgrade(self, rest: bytes) -> bytes:
+        """llhttp stops at an Upgrade header; this server ignores the offer (RFC 9110 §7.8) and reads on: what a new
+        parser must be fed instead of `rest`."""
         pending = self._pending
         request = pending.pop() if pending else None
         if request is None or request.method == b"CONNECT":
             self._refuse(errors.bad_http("CONNECT is not spoken here", 405), request)
-            return
-        framing = [h for h in request.headers if h[0] in (b"content-length", b"transfer-encoding")]
+            return b""
+        if pending is not None and len(pending) > self.server.limits.pipelined:
+            self._refuse(errors.bad_http("too many Upgrade offers sent ahead"), request)
+            return b""
         self._parser = httptools.HttpRequestParser(self)
         self._request = request
         self._stage = _BODY
-        request.keep_alive = request.keep_alive or not request.http10
-        try:
-            self._parser.feed_data(b"POST / HTTP/1.1\r\n" + block(framing) + b"\r\n" + rest)
-        except httptools.HttpParserUpgrade as e:
-            self._go_on_after_upgrade(rest[e.args[0] :])
-        except httptools.HttpParserError as e:
-            self._misparsed(e)
+        request.keep_alive = b"close" not in connection_names(request.fields.get(b"connection", b""))
+        framing = [h for h in request.headers if h[0] in (b"content-length", b"transfer-encoding")]
+        return b"POST / HTTP/1.1\r\n" + block(framing) + b"\r\n" + rest
 
     def _refuse(self, refusal: Refusal, request: Request | None) -> None:
         """Answer and close; behind answers that are still owed, if there are any."""

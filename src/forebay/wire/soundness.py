@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from forebay import errors
 from forebay.errors import Refusal
 from forebay.wire.bounds import LimitValues
 from forebay.wire.message import Request
+
+_ONCE: Final = (
+    b"host",
+    b"authorization",
+    b"api-key",
+    b"x-api-key",
+    b"content-type",
+    b"content-encoding",
+    b"expect",
+    b"x-request-id",
+    b"x-priority",
+    b"x-user-tier",
+)
+"""Fields that are acted on and are no lists: sent twice, two readers could see two values."""
 
 
 def unsound(request: Request, version: str, wire_bytes: int, limits: LimitValues) -> Refusal | None:
@@ -14,24 +30,24 @@ def unsound(request: Request, version: str, wire_bytes: int, limits: LimitValues
     if version not in ("1.1", "1.0"):
         return errors.bad_http(f"version {version} is not spoken here, only 1.1 and 1.0", 505)
     if len(request.headers) > limits.header_count:
-        return errors.headers_too_large(limits.header_bytes)
+        return errors.too_many_headers(limits.header_count)
     if wire_bytes > limits.header_bytes:
         size = sum(len(n) + len(v) + 4 for n, v in request.headers) + len(request.path) + len(request.query)
         if size > limits.header_bytes:
             return errors.headers_too_large(limits.header_bytes)
-    coding = fields.get(b"transfer-encoding")
-    if coding is not None:
+    if len(fields) != len(request.headers):
+        names = [n for n, _ in request.headers]
+        for name in _ONCE:
+            if names.count(name) > 1:
+                return errors.bad_http(f"more than one {name.decode()} header")
+    codings = [value for name, value in request.headers if name == b"transfer-encoding"]
+    if codings:
         if request.http10:
             return errors.bad_http("Transfer-Encoding in an HTTP/1.0 request")
-        if coding.strip().lower() != b"chunked":
+        if any(value.strip().lower() != b"chunked" for value in codings):
             return errors.bad_http("the only Transfer-Encoding understood is chunked", 501)
     if b"host" not in fields and not request.http10:
         return errors.bad_http("an HTTP/1.1 request needs a Host header")
-    if len(fields) != len(request.headers):
-        names = [n for n, _ in request.headers]
-        for name in (b"host", b"authorization", b"content-type"):
-            if names.count(name) > 1:
-                return errors.bad_http(f"more than one {name.decode()} header")
     expect = fields.get(b"expect")
     if expect is not None and expect.strip().lower() != b"100-continue":
         return errors.bad_http("the only expectation understood is 100-continue", 417)
