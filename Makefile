@@ -27,7 +27,7 @@ layers: $(STAMP)
 test: lint typecheck layers
 	$(BIN)/pytest -m "not system and not engines" -n 2 --cov --cov-report=term $(ARGS)
 
-# Needs programs of the operating system: apt-get install nginx-light wrk nodejs npm
+# Needs programs of the operating system: apt-get install nginx-light wrk nodejs npm systemd
 test-system: $(STAMP)
 	$(BIN)/pytest -m system $(ARGS)
 
