@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 
 from e2e.client import KEY, chat, new_id, request
@@ -192,3 +194,32 @@ def test_headers_of_an_answer(gateway: Gateway, engines: Engines, stream: bool, 
     assert answer.get("x-request-id") == test
     assert not (answer.get("date") or "").startswith("Mon, 01 Jan 2001")
     assert (answer.get("content-length") is None) is (stream and status == 200)
+
+
+def test_answers_change_within_a_connection(gateway: Gateway, engines: Engines) -> None:
+    """Each answer has its own head and body, however like the one before it its head is."""
+    date = "date: Mon, 01 Jan 2001 00:00:0{} GMT"
+    short, long = ANSWER, ANSWER[:-1] + b', "pad": "' + b"x" * 2_000 + b'"}'
+    told: list[tuple[int, bytes, list[str]]] = [
+        (200, short, [date.format(0)]),
+        (200, long, [date.format(0)]),
+        (200, short, [date.format(1)]),
+        (200, short, [date.format(1), "x-engine: a"]),
+        (200, long, [date.format(1), "x-engine: b"]),
+        (400, b'{"error": {"message": "no"}}', [date.format(1), "x-engine: b"]),
+        (200, short, ["x-engine: b", date.format(1)]),
+        (200, gzip.compress(long), ["x-engine: b", date.format(1), "content-encoding: gzip"]),
+        (200, short, ["connection: x-engine", "x-engine: b", date.format(1)]),
+        (200, long, ["x-engine: b", date.format(1)]),
+    ]
+    test = new_id("back")
+    with gateway.client() as client:
+        for status, body, lines in told * 2:
+            engines.raw.scripts[test] = says(whole(status, body, *lines))
+            client.send(request(chat(), x_test=test))
+            answer = client.read()
+            plain = gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
+            assert (answer.status, answer.body, answer.whole) == (status, plain, True)
+            named = [x.removeprefix("x-engine: ") for x in lines if x.startswith("x-engine")]
+            hidden = any(x.startswith("connection") for x in lines)
+            assert [v for n, v in answer.headers if n == "x-engine"] == ([] if hidden else named)

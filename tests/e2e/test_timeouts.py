@@ -144,8 +144,8 @@ def test_a_long_answer_is_no_idleness(hasty: Gateway, engines: Engines) -> None:
 
     def script(talk: Talk) -> None:
         talk.send(stream_head(), chunk(ROLE))
-        for _ in range(7):
-            time.sleep(0.3)
+        for _ in range(12):
+            time.sleep(0.17)
             talk.send(chunk(WORD))
         talk.send(chunk(LAST + DONE), b"0\r\n\r\n")
 
@@ -155,7 +155,7 @@ def test_a_long_answer_is_no_idleness(hasty: Gateway, engines: Engines) -> None:
         second = request(chat())
         client.send(request(chat(stream=True), x_test=test), second[:30])
         answer = client.read()
-        assert (answer.body, answer.whole) == (ROLE + WORD * 7 + LAST + DONE, True)
+        assert (answer.body, answer.whole) == (ROLE + WORD * 12 + LAST + DONE, True)
         client.send(second[30:])
         assert client.read().status == 200
 
@@ -265,9 +265,9 @@ def test_stall_within_an_error(hasty: Gateway, engines: Engines) -> None:
 def test_slow_and_steady_answer(hasty: Gateway, engines: Engines) -> None:
     def script(talk: Talk) -> None:
         data = whole(200, ANSWER)
-        for i in range(0, len(data), 60):
-            talk.send(data[i : i + 60])
-            time.sleep(0.3)
+        for i in range(0, len(data), 25):
+            talk.send(data[i : i + 25])
+            time.sleep(0.12)
 
     test = new_id("steady")
     engines.raw.scripts[test] = script
