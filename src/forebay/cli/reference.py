@@ -396,7 +396,7 @@ def _processes() -> Iterator[str]:
 | code | of `forebay serve` |
 |---|---|
 | {EX_OK} | A drain, by SIGTERM or SIGINT. |
-| {EX_FAILED} | A worker or the admin process failed five times before it was ever ready. |
+| {EX_FAILED} | A worker or the admin process failed five times in a row before it was ready. |
 | {USAGE} | The command line makes no sense. |
 | {EX_UNAVAILABLE} | Another Forebay uses the state directory; or the local engine cannot be had. |
 | {EX_OSERR} | An address is taken, or the state directory cannot be used. |
