@@ -217,7 +217,7 @@ class Gateway:
         if entry is None or not entry.candidates or (caller is not None and not caller.may_use(entry.name)):
             self.fleet.refuse(body.model or "", caller.may_use if caller is not None else None)
         self.retry_budget.requests += 1
-        if entry.renames or entry.defaults or payload.count(b'"model"') != 1:
+        if entry.renames or entry.defaults or openai.names_twice(payload):
             defaults = entry.defaults
             if body.max_completion_tokens is not None and "max_tokens" in defaults:
                 defaults = {k: v for k, v in defaults.items() if k != "max_tokens"}

@@ -89,6 +89,25 @@ class Caller:
         return f"<Caller {self.key_id} {self.organisation} {self.class_.value}>"
 
 
+class Trust:
+    """The proxies of one listener."""
+
+    def __init__(self, proxies: Iterable[str]) -> None:
+        self._unix = "unix" in proxies
+        self._networks = [ipaddress.ip_network(p, strict=False) for p in proxies if p != "unix"]
+
+    def __contains__(self, address: str) -> bool:
+        if address == "unix":
+            return self._unix
+        if not self._networks:
+            return False
+        ip = ipaddress.ip_address(address)
+        return any(ip in network for network in self._networks)
+
+    def __repr__(self) -> str:
+        return f"<Trust {self._networks}{' unix' if self._unix else ''}>"
+
+
 class FailedKeys:
     """A bucket of failures an address: `per_minute` at once, refilled evenly. At most MAX_ADDRESSES are remembered."""
 
@@ -126,14 +145,7 @@ class Callers:
     def configure(self, config: CallersConfig, listeners: Iterable[Listener]) -> None:
         self._config = config
         self._failed = FailedKeys(config.failed_keys_per_minute)
-        self._proxies: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
-        self._trust_unix = False
-        for listener in listeners:
-            for text in listener.trusted_proxies:
-                if text == "unix":
-                    self._trust_unix = True
-                else:
-                    self._proxies.append(ipaddress.ip_network(text, strict=False))
+        self._trusted_by = [Trust(x.trusted_proxies) for x in listeners]
         anonymous = config.anonymous
         self._anonymous = (
             Caller(
@@ -204,29 +216,25 @@ class Callers:
         raise errors.wrong_key()
 
     def address_of(self, request: Request) -> str:
-        """The client's address: the peer's, or, where the peer is a trusted proxy, the last address in X-Forwarded-For
-        that is none."""
-        peer = request.peer.address
+        """The client's address: the peer's, or, where its listener trusts the peer as a proxy, the last address in
+        X-Forwarded-For that is none."""
+        peer = request.peer
         forwarded = request.fields.get(b"x-forwarded-for")
-        if forwarded is None or not self._trusted(peer):
-            return peer
+        if forwarded is None or peer.listener >= len(self._trusted_by):
+            return peer.address
+        trust = self._trusted_by[peer.listener]
+        address = peer.address
+        if address not in trust:
+            return address
         hops = [v for n, v in request.headers if n == b"x-forwarded-for"]
         for hop in reversed(b",".join(hops).decode("latin-1").split(",")):
-            address = _bare_address(hop)
-            if address is None:
-                return peer
-            if not self._trusted(address):
+            found = _bare_address(hop)
+            if found is None:
                 return address
-            peer = address
-        return peer
-
-    def _trusted(self, address: str) -> bool:
-        if address == "unix":
-            return self._trust_unix
-        if not self._proxies:
-            return False
-        ip = ipaddress.ip_address(address)
-        return any(ip in network for network in self._proxies)
+            if found not in trust:
+                return found
+            address = found
+        return address
 
     def __repr__(self) -> str:
         return f"<Callers {len(self._by_digest)} keys, version {self.version}>"

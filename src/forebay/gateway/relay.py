@@ -36,6 +36,10 @@ _UNTAPPED: Final = b"\0no read ends like this\0"
 _CHUNKS: Final = 4_096
 
 
+_PAST_HEAD: Final = 6
+"""An offset behind the line end of any chunk head below, and before the first line end of an event."""
+
+
 def _chunk_head(size: int) -> bytes:
     """The head that a read of `size` bytes has if it is one chunk, as all common servers write it (h11, httptools,
     hyper, Go): lower-case hexadecimal without leading zeros. Unmatchable where no chunk has that size."""
@@ -145,6 +149,7 @@ class Stream(Exchange):
         "_gaps",
         "_held",
         "_hide_usage",
+        "_late_lf",
         "_suffix",
         "_tapped",
         "_write",
@@ -172,6 +177,7 @@ class Stream(Exchange):
         self._begun = False
         self._done = False
         self._finished = False
+        self._late_lf = False
         self._suffix = _UNTAPPED
         self._tapped = 0
         self._hide_usage = hide_usage
@@ -195,7 +201,7 @@ class Stream(Exchange):
         if n >= _CHUNKS or not data.endswith(self._suffix):
             return False
         head = _CHUNK_HEADS[n]
-        if data[: len(head)] != head:
+        if data[: len(head)] != head or data.find(b"\n", _PAST_HEAD) != n - 4:
             return False
         now = monotonic()
         self._gaps[bisect_left(self._edges, now - self.heard_at)] += 1
@@ -278,15 +284,19 @@ class Stream(Exchange):
     def _look_into(self, block: bytes, *, first: bool = False) -> None:
         """Take a block apart: the hidden usage event, the end, an error event."""
         keep: list[bytes] = []
+        if self._late_lf and block.startswith(b"\n"):
+            block = block[1:]  # the second half of a hidden event's last CRLF
+        self._late_lf = False
         for event in sse.split(block):
-            if self._done:
-                break  # nothing follows [DONE]
             data = sse.data_of(event)
+            if self._done and data is not None:
+                break  # nothing follows [DONE]
             if data is None:
                 keep.append(event)
                 continue
             if data == DONE:
                 self._done = True
+                self._suffix = _UNTAPPED
                 keep.append(event)
                 continue
             found = openai.chunk(data)
@@ -298,6 +308,7 @@ class Stream(Exchange):
                 if found.usage is not None:
                     self.usage = found.usage
                     if self._hide_usage and not found.choices:
+                        self._late_lf = event.endswith(b"\r")
                         continue
                 if any(c.finish_reason is not None for c in found.choices or ()):
                     self._finished = True
@@ -337,7 +348,7 @@ class Stream(Exchange):
             return
         if self._framer.tail.strip() or not (self._done or self._finished):
             self._count_failure("cut")
-            self.broken(errors.engine_failed("its stream ended before [DONE]"))
+            self.broken(errors.engine_failed("its stream ended too early"))
             return
         self.account()
         self.reply.end()

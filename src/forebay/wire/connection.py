@@ -74,6 +74,7 @@ class Connection(asyncio.Protocol):
         "_headers",
         "_last_words",
         "_lessons",
+        "_listener",
         "_memo",
         "_owes_continue",
         "_parser",
@@ -91,8 +92,9 @@ class Connection(asyncio.Protocol):
         "server",
     )
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, listener: int = 0) -> None:
         self.server = server
+        self._listener = listener
         self.blocked = False
         self.deadline = NEVER
         self._transport: asyncio.Transport | None = None
@@ -239,7 +241,7 @@ class Connection(asyncio.Protocol):
         if url[0] != _SLASH:
             path = origin_form(path)
         if self._peer is None:
-            self._peer = peer_of(self._transport)
+            self._peer = peer_of(self._transport, self._listener)
         request = Request(parser.get_method(), path, query, headers, fields, self._peer, version == "1.0")
         request.keep_alive = version != "1.0" and parser.should_keep_alive()
         plain = (
@@ -492,6 +494,8 @@ class Connection(asyncio.Protocol):
     def _past_upgrade(self, rest: bytes) -> bytes:
         """llhttp stops at an Upgrade header; this server ignores the offer (RFC 9110 §7.8) and reads on: what a new
         parser must be fed instead of `rest`."""
+        if self._stage is _LINGER or self._last_words is not None:
+            return b""  # refused already
         pending = self._pending
         request = pending.pop() if pending else None
         if request is None or request.method == b"CONNECT":
@@ -508,7 +512,9 @@ class Connection(asyncio.Protocol):
         return b"POST / HTTP/1.1\r\n" + block(framing) + b"\r\n" + rest
 
     def _refuse(self, refusal: Refusal, request: Request | None) -> None:
-        """Answer and close; behind answers that are still owed, if there are any."""
+        """Answer and close; behind answers that are still owed, if there are any. The first refusal counts."""
+        if self._stage is _LINGER or self._last_words is not None:
+            return
         self._stage = _DEAF
         self._request = None
         self._body = []

@@ -10,11 +10,12 @@ from forebay.errors import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection. `address` is "unix" for a Unix socket."""
+    """The other end of a connection. `address` is "unix" for a Unix socket; `listener` is the index of its listener."""
 
     address: str
     port: int = 0
     tls: bool = False
+    listener: int = 0
 
 
 class Request:

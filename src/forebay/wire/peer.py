@@ -10,13 +10,13 @@ from forebay.wire.message import Peer
 _KEEP_IDLE, _KEEP_INTERVAL, _KEEP_COUNT = 15, 5, 3
 
 
-def peer_of(transport: asyncio.Transport | None) -> Peer:
+def peer_of(transport: asyncio.Transport | None, listener: int) -> Peer:
     name = transport.get_extra_info("peername") if transport is not None else None
     tls = transport is not None and transport.get_extra_info("sslcontext") is not None
     if isinstance(name, tuple):
         address = str(name[0])
-        return Peer(address.removeprefix("::ffff:"), int(name[1]), tls)
-    return Peer("unix", 0, tls)
+        return Peer(address.removeprefix("::ffff:"), int(name[1]), tls, listener)
+    return Peer("unix", 0, tls, listener)
 
 
 def guard_against_vanished_peers(sock: socket.socket, write_timeout: float) -> None:

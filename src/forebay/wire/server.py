@@ -82,9 +82,10 @@ class Server:
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve a bound socket."""
         loop = asyncio.get_running_loop()
+        index = len(self._listeners)
         self._listeners.append(
             await loop.create_server(
-                lambda: Connection(self),
+                lambda: Connection(self, index),
                 sock=sock,
                 ssl=tls,
                 backlog=BACKLOG,

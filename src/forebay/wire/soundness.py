@@ -17,7 +17,6 @@ _ONCE: Final = (
     b"content-type",
     b"content-encoding",
     b"expect",
-    b"x-request-id",
     b"x-priority",
     b"x-user-tier",
 )

@@ -246,6 +246,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail(Failure.GARBAGE, "its answer is not HTTP any more: it switched protocols")
+            return
         except httptools.HttpParserError as e:
             self._misparsed(e)
             return
@@ -282,6 +285,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- httptools' callbacks ----------------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if self._done:
+            self._keep = False  # a second answer behind the first: nobody asked for it
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
@@ -315,13 +322,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         sink = self.sink
-        if sink is not None:
+        if sink is not None and not self._done:
             sink.on_body(data)
 
     def on_message_complete(self) -> None:
         if self._skip:
             self._skip = False
-        else:
+        elif not self._done:
             self._done = True
             self._keep = self._parser.should_keep_alive()  # llhttp knows only until it goes on
 
