@@ -270,6 +270,12 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _nothing_smuggled_yet(engines: Engines) -> None:
+    with engines.raw.changed:
+        engines.raw.seen.pop("smuggled", None)
+
+
 def refused(answer: Answer, status: int, detail: str) -> None:
     assert (answer.status, answer.message) == (status, f"Malformed HTTP: {detail}.")
     kind = "invalid_request_error" if status < 500 else "api_error"
