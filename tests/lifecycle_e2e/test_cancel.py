@@ -69,13 +69,13 @@ class House:
         """The worker has a socket on its way to the deaf engine."""
         return any(c.raddr and c.raddr.port == self.deaf.port for c in self.forebay.worker.net_connections("tcp"))
 
-    def left(self, sock: socket.socket, way: str, engine: Engine, name: str) -> dict[str, Any]:
-        """Leave; returns the engine's record of its abort, which came within a second."""
+    def left(self, sock: socket.socket, way: str, engine: Engine, name: str, within: float = 1.0) -> dict[str, Any]:
+        """Leave; returns the engine's record of its abort, which came within so many seconds."""
         at = self.leave(sock, way)
         eventually(lambda: (engine.record(name) or {}).get("how"))
         record = engine.record(name)
         assert record is not None and record["how"] == "aborted", record
-        assert record["ended"] - at <= 1.0
+        assert record["ended"] - at <= within
         if way == "half-close":
             read_all(sock)  # the gateway closes once what it had sent is taken
         sock.close()
@@ -93,7 +93,7 @@ def house() -> Iterator[House]:
                 ("--model", "forebay-sim", "--model", "twice"),
                 ("--model", "narrow", "--max-num-seqs", "1"),
                 ("--model", "twice"),
-                ("--model", "fast", "--decode-rate", "1000", "--max-model-len", "100000"),
+                ("--model", "fast", "--decode-rate", "500", "--max-model-len", "100000"),
             )
         ]
         deaf = cleanup.enter_context(contextlib.closing(cancel.DeafEngine()))
@@ -167,7 +167,7 @@ def test_a_client_that_reads_nothing_of_a_long_stream(house: House, way: str) ->
     body = chat(50_000, model="fast", n=4, logprobs=True, top_logprobs=20)
     sock.sendall(raw_request(body, request_id=name))
     eventually(lambda: unread(house.fast.port) > 100_000)
-    house.left(sock, way, house.fast, name)
+    house.left(sock, way, house.fast, name, within=5.0)  # this engine itself is busy
 
 
 @every_way
