@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from stack import KEY, OTHER_KEY
 
 SUITE = Path(__file__).parent / "node"

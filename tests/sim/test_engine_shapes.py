@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from engine_process import EngineProcess
 
 CHAT = "/v1/chat/completions"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from forebay.cli.children import Plan, python
 from forebay.cli.supervisor import EX_UNAVAILABLE, CannotStart, Supervisor, bind
 from forebay.config.models import Address, Anonymous, Callers, Class, Config, Engine, EngineKind, Listener
 from forebay.config.problems import ConfigError
+from forebay.gateway import logs
+
+log = logging.getLogger("forebay.supervisor")
 
 LOCAL_MODEL = "smollm2-135m-instruct"
 EMULATED_MODEL = "forebay-sim"
@@ -83,11 +87,16 @@ def command(
     except ValueError as e:
         print(f"forebay serve: {e}", file=sys.stderr)
         sys.exit(78 if isinstance(e, NoEngine) else 2)
+    _raise_descriptor_limit()
+    writer = logs.start(settings.logging, "supervisor")
     try:
-        sys.exit(asyncio.run(_run(settings, read if config is not None else None, built_in, config)))
+        code = asyncio.run(_run(settings, read if config is not None else None, built_in, config))
     except CannotStart as e:
         print(f"forebay serve: {e}", file=sys.stderr)
-        sys.exit(e.code)
+        code = e.code
+    finally:
+        writer.close()
+    sys.exit(code)
 
 
 async def _run(
@@ -109,6 +118,13 @@ async def _run(
     finally:
         for fd in companion.keep if companion is not None else ():
             os.close(fd)
+
+
+def _raise_descriptor_limit() -> None:
+    """A stream takes two descriptors of a worker; shells start with a soft limit of 1,024. Children inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _have_standard_descriptors() -> None:

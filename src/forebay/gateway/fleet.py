@@ -7,6 +7,7 @@ change, so that a request looks one dictionary up.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
@@ -33,6 +34,10 @@ MODELS_EVERY = 5
 """Health checks between two looks at the model list."""
 
 
+EAGER, EAGER_SECONDS = 0.1, 15.0
+"""Seconds between checks of an engine that is not there yet, and for how long it is expected so eagerly."""
+
+
 class Handle:
     """One engine as the gateway sees it."""
 
@@ -44,6 +49,7 @@ class Handle:
         "discovered",
         "healthy",
         "in_flight",
+        "looked_at",
         "name",
         "pool",
         "recheck",
@@ -63,6 +69,7 @@ class Handle:
         self.in_flight = 0
         self.report = EngineReport()
         self.recheck = asyncio.Event()
+        self.looked_at = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._failures = 0
         self._heads: dict[bytes, bytes] = {}
@@ -222,16 +229,25 @@ class Fleet:
 
     # --- health ------------------------------------------------------------------------------------------------------
 
+    async def first_look(self, seconds: float) -> None:
+        """Until every engine has been looked at once, at most `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for handle in tuple(self.handles.values()):
+                    await handle.looked_at.wait()
+
     async def _watch(self, handle: Handle) -> None:
         checks = 0
         rng = random.Random(handle.name)  # noqa: S311 - spreads checks, guards nothing
+        eager_until = self._clock() + EAGER_SECONDS
         while True:
             handle.recheck.clear()
-            changed = await self._check(handle, checks)
-            if changed:
-                self.rebuild()
+            await self._check(handle, checks)
+            handle.looked_at.set()
             checks = checks + 1 if handle.healthy else 0
             pause = handle.config.health_interval * rng.uniform(0.9, 1.1)
+            if not handle.healthy and self._clock() < eager_until:
+                pause = min(pause, EAGER)
             try:
                 async with asyncio.timeout(pause):
                     await handle.recheck.wait()
@@ -239,32 +255,31 @@ class Fleet:
             except TimeoutError:
                 continue
 
-    async def _check(self, handle: Handle, checks: int) -> bool:
-        """One look at an engine. True where the catalogue must be rebuilt."""
-        adapter, timeout = handle.adapter, handle.config.health_timeout
-        changed = False
+    async def _check(self, handle: Handle, checks: int) -> None:
+        """One look at an engine; the catalogue follows what it shows."""
+        adapter, seconds = handle.adapter, handle.config.health_timeout
+        known = handle.discovered
         try:
-            await fetch(handle, adapter.health_path, timeout)
-            if not handle.config.models and (handle.discovered is None or checks % MODELS_EVERY == 0):
-                found = _model_ids(await fetch(handle, adapter.models_path, timeout))
-                changed = found != handle.discovered
-                handle.discovered = found
+            await fetch(handle, adapter.health_path, seconds)
+            if not handle.config.models and (known is None or checks % MODELS_EVERY == 0):
+                handle.discovered = _model_ids(await fetch(handle, adapter.models_path, seconds))
         except FetchFailed as e:
             if handle.failed(str(e)):
                 log.warning("engine %s is out: %s", handle.name, e)
-                return True
-            return False
-        if handle.succeeded():
+                self.rebuild()
+            return
+        recovered = handle.succeeded()
+        if recovered:
             log.info("engine %s is healthy, serving %s", handle.name, ", ".join(handle.models) or "no model")
-            changed = True
+        if recovered or handle.discovered != known:
+            self.rebuild()
         if adapter.metrics_path is not None:
             try:
-                page = await fetch(handle, adapter.metrics_path, timeout)
+                page = await fetch(handle, adapter.metrics_path, seconds)
             except FetchFailed:
                 handle.report = EngineReport()
             else:
                 handle.report = adapter.report(page.decode("utf-8", "replace"))
-        return changed
 
     def close(self) -> Iterable[Handle]:
         for handle in self.handles.values():

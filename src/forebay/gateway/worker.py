@@ -37,6 +37,8 @@ from forebay.wire.ticker import Ticker
 
 log = logging.getLogger("forebay.worker")
 
+FIRST_LOOK = 0.5
+"""Seconds that connections may wait in the backlog for the first look at the engines."""
 GOODBYE = 1.0
 """Seconds for last words to be flushed after the deadline."""
 
@@ -63,6 +65,7 @@ class Worker:
         control = Control(gateway, server, writer, secrets.token_hex(8), self._start.index)
         fleet.configure(config)
         await control.listen(worker_socket(config.state_dir, self._start.index))
+        await fleet.first_look(FIRST_LOOK)
         for fd, listener in zip(self._start.fds, config.listeners, strict=True):
             await server.listen(socket.socket(fileno=fd), self._context(listener.tls))
         loop.add_signal_handler(signal.SIGTERM, self._stop_in, config.timeouts.drain)

@@ -27,7 +27,7 @@ from forebay.wire.memo import HeadMemo, remember
 from forebay.wire.message import Peer, Request
 from forebay.wire.peer import guard_against_vanished_peers, peer_of
 from forebay.wire.reply import Reply
-from forebay.wire.soundness import origin_form, unsound
+from forebay.wire.soundness import HOST, origin_form, unsound
 from forebay.wire.ticker import NEVER
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
         plain = (
             version == "1.1"
             and len(fields) == len(headers) <= server.limits.header_count
-            and b"host" in fields
+            and HOST.fullmatch(fields.get(b"host", b" ")) is not None
             and b"transfer-encoding" not in fields
             and b"expect" not in fields
             and self._fed <= server.limits.header_bytes

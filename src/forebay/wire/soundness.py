@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from forebay import errors
@@ -9,6 +10,7 @@ from forebay.errors import Refusal
 from forebay.wire.bounds import LimitValues
 from forebay.wire.message import Request
 
+HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _ONCE: Final = (
     b"host",
     b"authorization",
@@ -34,6 +36,8 @@ def unsound(request: Request, version: str, wire_bytes: int, limits: LimitValues
         size = sum(len(n) + len(v) + 4 for n, v in request.headers) + len(request.path) + len(request.query)
         if size > limits.header_bytes:
             return errors.headers_too_large(limits.header_bytes)
+    if not HOST.fullmatch(fields.get(b"host", b"")):
+        return errors.bad_http("the Host header is not a host")
     if len(fields) != len(request.headers):
         names = [n for n, _ in request.headers]
         for name in _ONCE:

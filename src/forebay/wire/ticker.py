@@ -1,7 +1,7 @@
 """One coarse clock for every time-out of an event loop.
 
 A timer a connection costs more than the bytes it guards. So a deadline is a float on the object it belongs to, and the
-ticker looks at all of them a few times a second: a time-out fires at most one period late.
+ticker looks at all of them a few times a second: a time-out never fires early, and at most two periods late.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ NEVER = float("inf")
 
 
 class Ticker:
-    """Calls its sweepers every `PERIOD` with the time, and keeps `now` for whoever needs it only that exactly."""
+    """Calls its sweepers every `PERIOD` with the time. `now` is for deadlines: never behind the true time, and at most
+    one period ahead of it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._sweepers: list[Callable[[float], None]] = []
         self._handle: asyncio.TimerHandle | None = None
-        self.now = loop.time()
+        self.now = loop.time() + PERIOD
 
     def add(self, sweeper: Callable[[float], None]) -> None:
         self._sweepers.append(sweeper)
@@ -33,7 +34,7 @@ class Ticker:
             self._sweepers.remove(sweeper)
 
     def start(self) -> None:
-        self.now = self._loop.time()
+        self.now = self._loop.time() + PERIOD
         self._handle = self._loop.call_later(PERIOD, self._tick)
 
     def stop(self) -> None:
@@ -43,6 +44,7 @@ class Ticker:
 
     def _tick(self) -> None:
         self._handle = self._loop.call_later(PERIOD, self._tick)
-        self.now = now = self._loop.time()
+        now = self._loop.time()
+        self.now = now + PERIOD
         for sweep in tuple(self._sweepers):
             sweep(now)

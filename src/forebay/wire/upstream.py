@@ -29,6 +29,8 @@ log = logging.getLogger("forebay.wire")
 SPLIT_WRITE: Final = 65_536
 """Bodies over this many bytes are handed to the transport apart from the head, so that they are not copied."""
 MAX_HEAD: Final = 65_536
+STALE: Final = 1.0
+"""Seconds within which a kept connection that closes without a byte was closed before the request came."""
 
 
 class Failure(Enum):
@@ -274,7 +276,8 @@ class UpstreamConnection(asyncio.Protocol):
         pool.left(self)
         if sink is None:
             return
-        if not heard and not self._fresh:
+        waited = pool.timeouts.first_byte - (self.deadline - pool.ticker.now)
+        if not heard and not self._fresh and waited < STALE:
             pool.again(sink, *self._sent)
         elif not heard:
             sink.on_fail(Failure.RESET, f"closed the connection without an answer{_because(exc)}")
