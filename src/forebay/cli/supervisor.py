@@ -248,7 +248,8 @@ class Supervisor:
 
     async def _unless_killed(self, *waits: Awaitable[object]) -> None:
         """All of `waits`, or the second signal."""
-        waiting = asyncio.gather(*waits)
+        waiting = asyncio.gather(*waits, return_exceptions=True)
+        waiting.add_done_callback(lambda w: w.cancelled() or w.exception())
         killing = asyncio.ensure_future(self._kill.wait())
         await asyncio.wait((waiting, killing), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()

@@ -87,6 +87,7 @@ class Exchange(ABC):
     )
 
     stream = False
+    repeats = True
 
     def __init__(
         self,

@@ -73,6 +73,8 @@ class Sink(Protocol):
     """Set and cleared by the pool: what the sink may cancel now."""
     heard_at: float
     """Monotonic seconds of the last bytes that the sink's tap took; 0 before."""
+    repeats: bool
+    """Whether many like it are sent, so that the head of its answer is worth remembering."""
 
     def on_head(self, status: int, headers: list[Header], length: int | None) -> None:
         """`headers` with lower-cased names; `length` from Content-Length, None where the body's end shows later."""
@@ -91,6 +93,7 @@ class WholeInParts:
     """For sinks to whom a whole answer is nothing special."""
 
     __slots__ = ()
+    repeats = False
 
     def on_whole(self: Sink, memo: AnswerMemo, body: bytes) -> None:
         self.on_head(200, memo.headers, len(body))
@@ -255,7 +258,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._misparsed(e)
             return
         if self._done:
-            if first and self._keep:
+            if first and self._keep and self.sink is not None and self.sink.repeats:
                 self._pool.learn(data, self._answer_headers)
             self._finish()
         elif self._tap is not None:
