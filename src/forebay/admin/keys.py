@@ -1,6 +1,6 @@
 """Keys between the database and the workers.
 
-The database is opened in the background and asked every five seconds whether the list changed (another host, or a
+The database is opened in the background and asked every ten seconds whether the list changed (another host, or a
 command, may have changed it). A new list goes to the workers and into `keys.snapshot`, from which workers start while
 there is no database. What the database cannot do is said in `status` and tried again, with a back-off.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # SQLAlchemy takes 0.4 s to import: done on the database's th
     from forebay.ledger.database import Database, DatabaseLock
     from forebay.ledger.keystore import KeyStore
 
-POLL: Final = 5.0
+POLL: Final = 10.0
 """Seconds between looks at the list's version."""
 CALL: Final = 8.0
 """Seconds a call to the database may take."""

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.messages import Done, GetSnapshot, Message, SetKeys, Snapshot, worker_socket
 
-POLL: Final = 2.0
+POLL: Final = 5.0
 """Seconds between snapshots."""
 ANSWER: Final = 5.0
 """Seconds a worker has to answer."""

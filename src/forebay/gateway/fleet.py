@@ -120,9 +120,10 @@ class Handle:
 class Entry:
     """What one model name means now."""
 
-    __slots__ = ("candidates", "defaults", "engines", "name", "renames", "target", "target_json")
+    __slots__ = ("_suffix", "candidates", "defaults", "engines", "name", "renames", "target", "target_json")
 
     def __init__(self, name: str, target: str, engines: tuple[Handle, ...], model: Model) -> None:
+        self._suffix = b""
         self.name = name
         self.target = target
         self.engines = engines
@@ -138,6 +139,12 @@ class Entry:
             if name != target
             else ()
         )
+
+    def shared(self, suffix: bytes) -> bytes:
+        """The same bytes, one object for all streams of this model: it stays in the processor's cache."""
+        if suffix != self._suffix:
+            self._suffix = suffix
+        return self._suffix
 
     def renamed(self, data: bytes) -> bytes:
         """An engine's bytes with its own name for the model replaced by the one asked for. JSON strings cannot contain

@@ -198,10 +198,10 @@ class Stream(Exchange):
     def tap(self, data: bytes) -> bool:
         """Pass on a read that is exactly one chunk with one more event of the kind learned."""
         n = len(data)
-        if n >= _CHUNKS or not data.endswith(self._suffix):
+        if not data.endswith(self._suffix) or n >= _CHUNKS or data.find(10, _PAST_HEAD) != n - 4:
             return False
         head = _CHUNK_HEADS[n]
-        if data[: len(head)] != head or data.find(b"\n", _PAST_HEAD) != n - 4:
+        if data[: len(head)] != head:
             return False
         now = monotonic()
         self._gaps[bisect_left(self._edges, now - self.heard_at)] += 1
@@ -218,7 +218,7 @@ class Stream(Exchange):
         if match is not None and not self._framer.tail:
             suffix = event[match.end() :]
             if b'"finish_reason":null' in suffix and suffix.endswith(b"}\n\n"):
-                self._suffix = suffix + b"\r\n"
+                self._suffix = self.entry.shared(suffix + b"\r\n")
 
     def account(self) -> None:
         self.reply.sent += self._tapped

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-PERIOD = 0.25
+PERIOD = 0.5
 """Seconds between two looks."""
 
 NEVER = float("inf")
