@@ -60,11 +60,11 @@ CASES = {
     ),
     "times and counts": (
         "timeouts:\n  upstream_idle: 400\n  connect: 200\nengines:\n  - name: a\n    url: http://h\n    max_idle: 20\n"
-        "    max_connections: 10\n    health_timeout: 21\n",
+        "    max_connections: 10\n    health_timeout: 51\n",
         ["2: timeouts.upstream_idle: warning: no use over upstream_age (300 s) (found 400)",
          "3: timeouts.connect: warning: no use over first_byte (120 s) (found 200)",
          "7: engines[0].max_idle: warning: more than max_connections (10) (found 20)",
-         "9: engines[0].health_timeout: warning: over ten times health_interval (2 s) (found 21)"],
+         "9: engines[0].health_timeout: warning: over ten times health_interval (5 s) (found 51)"],
     ),
     "nothing": ("", []),
 }  # fmt: skip

@@ -16,7 +16,7 @@ CONNECTIONS: Final = 128
 """Connections a listener holds; the next ones get 503."""
 IDLE: Final = 10.0
 """Seconds a connection may be open without a whole request head."""
-TICK: Final = 1.0
+TICK: Final = 5.0
 """Seconds between looks for idle connections."""
 GRACE: Final = 2
 """Seconds that running answers have at the end."""

@@ -82,9 +82,10 @@ class Choice(msgspec.Struct, frozen=True):
         """Content, reasoning, a tool call or an end: anything but a role."""
         if self.finish_reason is not None or self.text:
             return True
-        return self.delta is not None and any(
-            v is not None and v != "" and v != [] for k, v in self.delta.items() if k != "role"
-        )
+        for name, value in (self.delta or {}).items():
+            if value is not None and value != "" and value != [] and name != "role":
+                return True
+        return False
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -98,7 +99,18 @@ class Chunk(msgspec.Struct, frozen=True):
 
     @property
     def has_content(self) -> bool:
-        return any(c.has_content for c in self.choices or ())
+        for choice in self.choices or ():
+            if choice.has_content:
+                return True
+        return False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a choice ends in it."""
+        for choice in self.choices or ():
+            if choice.finish_reason is not None:
+                return True
+        return False
 
     @property
     def is_error(self) -> bool:

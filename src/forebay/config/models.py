@@ -186,7 +186,7 @@ class Engine(Section):
     """Most connections open to it at once, idle ones included."""
     max_idle: Annotated[int, Field(ge=0, le=65_535)] = 256
     """Most idle connections kept."""
-    health_interval: Seconds = 2.0
+    health_interval: Seconds = 5.0
     """Seconds between health checks."""
     health_timeout: Seconds = 2.0
     """A health check that takes longer has failed."""

@@ -31,7 +31,7 @@ DONE: Final = b"[DONE]"
 SHOWN: Final = 4_096
 """Bytes of an answer that are logged, where bodies are."""
 
-_WORDS: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"(?:[^"\\]|\\.)*')
+_WORDS: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":"(?:[^"\\]|\\.)*')
 _UNTAPPED: Final = b"\0no read ends like this\0"
 _CHUNKS: Final = 4_096
 
@@ -232,10 +232,23 @@ class Stream(Exchange):
             return
         if not block:
             self._suffix = _UNTAPPED  # the next read goes on within an event
-        elif self._begun:
+        elif not self._begun:
+            self._before_content(block)
+        elif self._done or self._late_lf or b'"usage"' in block or DONE in block or b'"error"' in block:
             self._look_into(block)
         else:
-            self._before_content(block)
+            self._pass(block)
+
+    def _pass(self, block: bytes) -> None:
+        """Pass on events that hold nothing to act on."""
+        self._arrived()
+        self.events += sse.count(block)
+        self._finished = b'"finish_reason":"' in block or b'"finish_reason": "' in block
+        if self.gateway.shows_bodies:
+            self.shown = (self.shown + block)[:SHOWN]
+        if self._suffix is _UNTAPPED and not self._finished and block.find(b"\n") == len(block) - 2:
+            self._learn(block)
+        self.reply.write(self.entry.renamed(block) if self.entry.renames else block)
 
     def _arrived(self) -> None:
         """Content has come to the client: the gap to the last one."""
@@ -310,7 +323,7 @@ class Stream(Exchange):
                     if self._hide_usage and not found.choices:
                         self._late_lf = event.endswith(b"\r")
                         continue
-                if any(c.finish_reason is not None for c in found.choices or ()):
+                if found.is_last:
                     self._finished = True
                 elif found.usage is None:
                     self._learn(event)
