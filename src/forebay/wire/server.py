@@ -2,7 +2,7 @@
 
 It parses requests and hands each to a `Handler`, one at a time a connection and in order; what was sent ahead waits.
 Requests that could be read in two ways by two parsers (request smuggling) are refused and the connection is closed;
-most of that is llhttp's strict mode, the rest is in `connection.py`.
+most of that is llhttp's strict mode, the rest is in `soundness.py`.
 """
 
 from __future__ import annotations
