@@ -73,7 +73,6 @@ class Exchange(ABC):
         "first_content_at",
         "front",
         "gateway",
-        "heard_at",
         "outcome",
         "received_at",
         "reply",
@@ -115,7 +114,6 @@ class Exchange(ABC):
         self.status = 0
         self.attempts = 0
         self.first_content_at = 0.0
-        self.heard_at = 0.0
         self.usage: openai.Usage | None = None
         self.call: Call | None = None
         self.shown = b""  # the answer's beginning, where bodies are logged
@@ -264,6 +262,10 @@ class Exchange(ABC):
 
     @abstractmethod
     def answer_ends(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def heard_at(self) -> float: ...
 
     @abstractmethod
     def account(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +12,7 @@ from forebay.gateway.exchange import Exchange
 from forebay.gateway.fleet import Entry
 from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
+from forebay.gateway.tap import Tap, suffix_of
 from forebay.wire import sse
 from forebay.wire.head import Header, media_type
 from forebay.wire.memo import AnswerMemo
@@ -31,32 +30,13 @@ DONE: Final = b"[DONE]"
 SHOWN: Final = 4_096
 """Bytes of an answer that are logged, where bodies are."""
 
-_WORDS: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":"(?:[^"\\]|\\.)*')
-_UNTAPPED: Final = b"\0no read ends like this\0"
-_CHUNKS: Final = 4_096
-
-
-_PAST_HEAD: Final = 6
-"""An offset behind the line end of any chunk head below, and before the first line end of an event."""
-
-
-def _chunk_head(size: int) -> bytes:
-    """The head that a read of `size` bytes has if it is one chunk, as all common servers write it (h11, httptools,
-    hyper, Go): lower-case hexadecimal without leading zeros. Unmatchable where no chunk has that size."""
-    for digits in range(1, 4):
-        body = size - digits - 4
-        if body > 0 and len(b"%x" % body) == digits:
-            return b"%x\r\n" % body
-    return _UNTAPPED
-
-
-_CHUNK_HEADS: Final = tuple(map(_chunk_head, range(_CHUNKS)))
-
 
 class Unary(Exchange):
     """An answer read whole, so that an engine's failure up to its last byte can still be retried."""
 
     __slots__ = ("_parts", "_passing", "_size", "_tail")
+
+    heard_at = 0.0
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
         self._parts: list[bytes] = []
@@ -135,26 +115,11 @@ class Unary(Exchange):
 class Stream(Exchange):
     """Events passed on byte for byte.
 
-    Until the first content the events are held, so that retry and refusal stay possible. From then on most reads are
-    one chunk with one event that differs from the last only in its words: `tap` passes those on as they are, in the
-    engine's own chunk framing. The rest is framed, and taken apart where it may hold usage, an end or an error.
+    Until the first content the events are held, so that retry and refusal stay possible. From then on most reads go by
+    the tap (`tap.py`). The rest is framed, and taken apart where it may hold usage, an end or an error.
     """
 
-    __slots__ = (
-        "_begun",
-        "_done",
-        "_edges",
-        "_finished",
-        "_framer",
-        "_gaps",
-        "_held",
-        "_hide_usage",
-        "_late_lf",
-        "_suffix",
-        "_tapped",
-        "_write",
-        "events",
-    )
+    __slots__ = ("_done", "_events", "_finished", "_framer", "_held", "_hide_usage", "_late_lf", "_tap")
 
     stream = True
 
@@ -173,19 +138,29 @@ class Stream(Exchange):
         hide_usage: bool,
     ) -> None:
         super().__init__(gateway, request, reply, front, request_id, body, entry, payload, now)
-        self.events = 0
-        self._begun = False
+        self._events = 0
         self._done = False
         self._finished = False
         self._late_lf = False
-        self._suffix = _UNTAPPED
-        self._tapped = 0
         self._hide_usage = hide_usage
         self._held: list[bytes] = []
-        itl = self.series.itl
-        self._gaps, self._edges = itl.counts, itl.edges
-        self.reply.on_pause = self.pause
-        self.reply.on_resume = self.resume
+        self._tap: Tap | None = None
+        reply.on_pause = self.pause
+        reply.on_resume = self.resume
+
+    @property
+    def events(self) -> int:
+        """Content events the client was sent."""
+        return self._events + (self._tap.events if self._tap is not None else 0)
+
+    @property
+    def heard_at(self) -> float:
+        return self._tap.heard_at if self._tap is not None else 0.0
+
+    def account(self) -> None:
+        if self._tap is not None:
+            self.reply.sent += self._tap.sent
+            self._tap.sent = 0
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
         self._framer = sse.Framer(self.gateway.limits.event_bytes)
@@ -195,66 +170,38 @@ class Stream(Exchange):
             shown = errors.shown(kind.decode("latin-1"))
             self.broken(errors.engine_failed(f"it answered a stream with the Content-Type '{shown}'"))
 
-    def tap(self, data: bytes) -> bool:
-        """Pass on a read that is exactly one chunk with one more event of the kind learned."""
-        n = len(data)
-        if not data.endswith(self._suffix) or n >= _CHUNKS or data.find(10, _PAST_HEAD) != n - 4:
-            return False
-        head = _CHUNK_HEADS[n]
-        if data[: len(head)] != head:
-            return False
-        now = monotonic()
-        self._gaps[bisect_left(self._edges, now - self.heard_at)] += 1
-        self.heard_at = now
-        self.events += 1
-        self._tapped += n
-        self._write(data)
-        return True
-
-    def _learn(self, event: bytes) -> None:
-        """Learn what follows the words in this engine's events, from one that has no usage, end or error: what ends in
-        the same way, `"finish_reason":null` in it, has none either."""
-        match = _WORDS.search(event)
-        if match is not None and not self._framer.tail:
-            suffix = event[match.end() :]
-            if b'"finish_reason":null' in suffix and suffix.endswith(b"}\n\n"):
-                self._suffix = self.entry.shared(suffix + b"\r\n")
-
-    def account(self) -> None:
-        self.reply.sent += self._tapped
-        self._tapped = 0
-
     def answer_data(self, data: bytes) -> None:
         try:
             block = self._framer.feed(data)
         except sse.EventTooLarge as e:
             self.broken(errors.engine_failed(str(e)))
             return
+        tap = self._tap
         if not block:
-            self._suffix = _UNTAPPED  # the next read goes on within an event
-        elif not self._begun:
+            if tap is not None:
+                tap.forget_for_now()  # the next read goes on within an event
+        elif tap is None:
             self._before_content(block)
         elif self._done or self._late_lf or b'"usage"' in block or DONE in block or b'"error"' in block:
-            self._look_into(block)
+            self._look_into(block, tap)
         else:
-            self._pass(block)
+            self._pass(block, tap)
 
-    def _pass(self, block: bytes) -> None:
+    def _pass(self, block: bytes, tap: Tap) -> None:
         """Pass on events that hold nothing to act on."""
-        self._arrived()
-        self.events += sse.count(block)
+        tap.arrived()
+        self._events += sse.count(block)
         self._finished = b'"finish_reason":"' in block or b'"finish_reason": "' in block
         if self.gateway.shows_bodies:
             self.shown = (self.shown + block)[:SHOWN]
-        if self._suffix is _UNTAPPED and not self._finished and block.find(b"\n") == len(block) - 2:
-            self._learn(block)
+        if not tap.learned and not self._finished and block.find(b"\n") == len(block) - 2:
+            self._learn(block, tap)
         self.reply.write(self.entry.renamed(block) if self.entry.renames else block)
 
-    def _arrived(self) -> None:
-        """Content has come to the client: the gap to the last one."""
-        now = monotonic()
-        self._gaps[bisect_left(self._edges, now - self.heard_at)] += 1
-        self.heard_at = now
+    def _learn(self, event: bytes, tap: Tap) -> None:
+        suffix = suffix_of(event) if not self._framer.tail else None
+        if suffix is not None:
+            tap.learn(self.entry.shared(suffix))
 
     def _before_content(self, block: bytes) -> None:
         """Hold what has no content yet; begin with the first that has."""
@@ -274,27 +221,25 @@ class Stream(Exchange):
             self._begin(b"")
 
     def _begin(self, block: bytes) -> None:
-        now = self.heard_at = monotonic()
-        self._begun = True
+        now = monotonic()
+        tap = self._tap = Tap(self.series.itl, now)
         self.series.ttft.observe(now - self.received_at)
         self.first_content(now)
         held = b"".join(self._held)
         self._held.clear()
         self.reply.start(self.status, self.downstream_head())
-        self._suffix = _UNTAPPED
         write = self.reply.raw_writer()
-        tap = None
-        if write is not None and self._inflater is None and not self.entry.renames and not self.gateway.shows_bodies:
-            self._write = write
-            tap = self.tap
+        plain = self._inflater is None and not self.entry.renames and not self.gateway.shows_bodies
+        if write is not None and plain:
+            tap.write_to(write)
         if self.call is not None:
-            self.call.begin(tap)
+            self.call.begin(tap if write is not None and plain else None)
         if held:
             self.reply.write(self.entry.renamed(held))
         if block:
-            self._look_into(block, first=True)
+            self._look_into(block, tap, first=True)
 
-    def _look_into(self, block: bytes, *, first: bool = False) -> None:
+    def _look_into(self, block: bytes, tap: Tap, *, first: bool = False) -> None:
         """Take a block apart: the hidden usage event, the end, an error event."""
         keep: list[bytes] = []
         if self._late_lf and block.startswith(b"\n"):
@@ -309,7 +254,7 @@ class Stream(Exchange):
                 continue
             if data == DONE:
                 self._done = True
-                self._suffix = _UNTAPPED
+                tap.forget()
                 keep.append(event)
                 continue
             found = openai.chunk(data)
@@ -326,12 +271,12 @@ class Stream(Exchange):
                 if found.is_last:
                     self._finished = True
                 elif found.usage is None:
-                    self._learn(event)
-            self.events += 1
+                    self._learn(event, tap)
+            self._events += 1
             keep.append(event)
         if keep:
             if not first:
-                self._arrived()
+                tap.arrived()
             passed = self.entry.renamed(b"".join(keep))
             if self.gateway.shows_bodies:
                 self.shown = (self.shown + passed)[:SHOWN]
@@ -353,7 +298,7 @@ class Stream(Exchange):
         self._settle(Outcome.ENGINE_CUT)
 
     def answer_ends(self) -> None:
-        if not self._begun:
+        if self._tap is None:
             if self._held and self._done_without_content():
                 return
             self._count_failure("empty_stream")

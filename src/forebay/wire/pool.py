@@ -17,7 +17,7 @@ from forebay.wire.bounds import TimeoutValues
 from forebay.wire.head import Header
 from forebay.wire.memo import AnswerMemo, remember_answer
 from forebay.wire.ticker import Ticker
-from forebay.wire.upstream import Failure, Sink, UpstreamConnection
+from forebay.wire.upstream import Failure, Sink, Tap, UpstreamConnection
 
 LESSONS = 8
 """Heads remembered of an engine before it is given up as one that never repeats itself."""
@@ -55,7 +55,7 @@ class _Connecting:
     def resume(self) -> None:
         self._paused = False
 
-    def begin(self, tap: Callable[[bytes], bool] | None = None) -> None:
+    def begin(self, tap: Tap | None = None) -> None:
         return
 
     def leave(self) -> Sink | None:

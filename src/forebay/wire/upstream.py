@@ -2,16 +2,14 @@
 
 A `Sink` is told what happened, exactly once at the end: `on_end` or `on_fail`. Between the start and the end its `call`
 is the connection; `cancel` closes that, and the sink hears nothing more. Two ways lead an answer's bytes to the sink:
-llhttp's callbacks, and, for a stream that has begun, the sink's *tap*: it is shown each read that starts between two
-HTTP chunks and may take it as it is, if it is exactly one chunk of a kind it knows. llhttp never sees those bytes, and
-need not: whole chunks leave it where it was.
+llhttp's callbacks, and, for a chunked answer that has begun, the sink's *tap*: it takes the connection's place as the
+transport's protocol, is told whenever the connection stands between two chunks, and hands over what it does not take.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -61,9 +59,25 @@ class Call(Protocol):
 
     def resume(self) -> None: ...
 
-    def begin(self, tap: Callable[[bytes], bool] | None = None) -> None:
-        """Content has come: the first-byte time-out gives way to the idle one, and `tap` is shown raw chunks."""
+    def begin(self, tap: Tap | None = None) -> None:
+        """Content has come: the first-byte time-out gives way to the idle one, and `tap` gets the raw chunks."""
         ...
+
+
+class Tap(Protocol):
+    """A transport's protocol in the connection's place; passes on to `follow`'s connection what it does not take."""
+
+    def follow(self, connection: asyncio.Protocol) -> None: ...
+    def between_chunks(self) -> None:
+        """The next byte starts a chunk."""
+        ...
+
+    def data_received(self, data: bytes) -> None: ...
+    def eof_received(self) -> bool | None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
 
 
 class Sink(Protocol):
@@ -71,10 +85,13 @@ class Sink(Protocol):
 
     call: Call | None
     """Set and cleared by the pool: what the sink may cancel now."""
-    heard_at: float
-    """Monotonic seconds of the last bytes that the sink's tap took; 0 before."""
     repeats: bool
     """Whether many like it are sent, so that the head of its answer is worth remembering."""
+
+    @property
+    def heard_at(self) -> float:
+        """Monotonic seconds of the last bytes that the sink's tap took; 0 before."""
+        ...
 
     def on_head(self, status: int, headers: list[Header], length: int | None) -> None:
         """`headers` with lower-cased names; `length` from Content-Length, None where the body's end shows later."""
@@ -147,7 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._between = False
         self._head_bytes = 0
         self._heard_at = 0.0
-        self._tap: Callable[[bytes], bool] | None = None
+        self._tap: Tap | None = None
         self.sink: Sink | None = None
         self.begun = False
         self.deadline = NEVER
@@ -219,13 +236,15 @@ class UpstreamConnection(asyncio.Protocol):
             self.deadline = now + (timeouts.stream_idle if self.begun else timeouts.first_byte)
             self._transport.resume_reading()
 
-    def begin(self, tap: Callable[[bytes], bool] | None = None) -> None:
+    def begin(self, tap: Tap | None = None) -> None:
         self.begun = True
         self._heard_at = self._pool.ticker.now
         if not self._paused:
             self.deadline = self._heard_at + self._pool.timeouts.stream_idle
-        if self._length == _CHUNKED:
+        if tap is not None and self._length == _CHUNKED and self._transport is not None:
             self._tap = tap
+            tap.follow(self)
+            self._transport.set_protocol(cast("asyncio.BaseProtocol", tap))
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
@@ -235,9 +254,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool.joined(self)
 
     def data_received(self, data: bytes) -> None:
-        tap = self._tap
-        if tap is not None and self._between and tap(data):
-            return
         if self.sink is None:
             self.drop()  # bytes nobody asked for
             return
@@ -263,7 +279,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish()
         elif self._tap is not None:
             # Behind a chunk's end there may be the start of the next one's size.
-            self._between = self._between and data.endswith(b"\r\n")
+            if self._between and data.endswith(b"\r\n"):
+                self._tap.between_chunks()
         elif not self._headed and self._head_bytes > MAX_HEAD:
             self._fail(Failure.GARBAGE, f"a head of more than {MAX_HEAD} bytes")
 
@@ -355,7 +372,10 @@ class UpstreamConnection(asyncio.Protocol):
     def _detach(self) -> Sink | None:
         """The call is over: the sink that must still be told, if any."""
         sink, self.sink = self.sink, None
-        self._tap = None
+        if self._tap is not None:
+            self._tap = None
+            if self._transport is not None:
+                self._transport.set_protocol(self)
         self.begun = self._done = self._headed = False
         self._head_bytes = 0
         if sink is not None:
