@@ -13,10 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,19 +37,7 @@ from forebay.state.messages import (
     worker_socket,
 )
 
-T = TypeVar("T")
 HEALTHY = EngineState("one", "http://127.0.0.1:9", healthy=True, models=("m",), in_flight=3)
-
-
-def eventually(look: Callable[[], T], within: float = 20.0) -> T:
-    """What `look` returns once it is true; its last word where that never happens."""
-    deadline = time.monotonic() + within
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"never: {found!r}"
-        time.sleep(0.01)
 
 
 def _read(sock: socket.socket) -> Message | None:

@@ -77,7 +77,12 @@ class EngineProcess:
         return self.ask("POST", "/v1/chat/completions", {"messages": messages, **more}, headers, timeout)
 
     def books(self) -> Any:
+        """Its counters, and `records`: one of each request."""
         return self.ask("GET", "/control/requests").json()
+
+    def record(self, request_id: str) -> Any:
+        """The newest of this id, or None."""
+        return next((r for r in reversed(self.books()["records"]) if r["id"] == request_id), None)
 
     def metric(self, name: str) -> float:
         text = self.ask("GET", "/metrics").body.decode()
@@ -108,11 +113,3 @@ class EngineProcess:
         while not wanted(books := self.books()):
             assert time.monotonic() < deadline, books
         return books
-
-
-def read_until(sock: socket.socket, mark: bytes) -> bytes:
-    """What came up to and with `mark`, or to the end of the stream."""
-    data = b""
-    while mark not in data and (more := sock.recv(65_536)):
-        data += more
-    return data

@@ -16,13 +16,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
-T = TypeVar("T")
+from engine_process import EngineProcess
+from waiting import eventually
+
 MODEL = "forebay-sim"
 KEY = "test-key-of-the-first-caller"
 OTHER_KEY = "test-key-of-another-caller"
@@ -33,17 +35,6 @@ KEYS = {
         {"name": "narrow", "key": "test-key-with-no-model-of-ours", "models": ["something-else"]},
     ]
 }
-
-
-def eventually(look: Callable[[], T], within: float = 20.0, every: float = 0.01) -> T:
-    """What `look` returns once it is true; fails with its last word where that never happens."""
-    deadline = time.monotonic() + within
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"never: {found!r}"
-        time.sleep(every)
 
 
 def call(
@@ -82,22 +73,12 @@ class Lines:
         self._stream.close()
 
 
-class Engine:
-    """`forebay engine` on a port of its own."""
+class Engine(EngineProcess):
+    """An engine behind a gateway: running, obeying fault headers, slow to give connections up."""
 
-    def __init__(self, *arguments: str, port: int = 0) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "forebay.sim.main", "--port", str(port), "--keep-alive", "3600"),
-                *("--allow-fault-header", *arguments),
-            ],
-            stdout=subprocess.PIPE,
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().decode()
-        found = re.search(r":(\d+)\s*$", line)
-        assert found, f"the engine said {line!r}"
-        self.port = int(found[1])
+    def __init__(self, *arguments: str) -> None:
+        super().__init__(["--keep-alive", "3600", "--allow-fault-header", *arguments])
+        self.start()
 
     @property
     def url(self) -> str:
@@ -107,31 +88,12 @@ class Engine:
     def pid(self) -> int:
         return self.process.pid
 
-    def books(self) -> dict[str, Any]:
-        """Its counters, and `records`: one of each request."""
-        found: dict[str, Any] = json.loads(call(self.port, "GET", "/control/requests")[2])
-        return found
-
-    def record(self, request_id: str) -> dict[str, Any] | None:
-        return next((r for r in reversed(self.books()["records"]) if r["id"] == request_id), None)
-
     def faults(self, *faults: Any) -> None:
-        status, _, body = call(self.port, "PUT", "/control/faults", list(faults))
-        assert status == 200, body
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
+        answer = self.ask("PUT", "/control/faults", list(faults))
+        assert answer.status == 200, answer
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        assert self.stop() == 0
 
 
 def config_of(state_dir: Path, *engines: Engine, **more: Any) -> dict[str, Any]:
@@ -324,16 +286,6 @@ def reset(sock: socket.socket) -> None:
 
 def half_close(sock: socket.socket) -> None:
     sock.shutdown(socket.SHUT_WR)
-
-
-def read_until(sock: socket.socket, needle: bytes, data: bytes = b"") -> bytes:
-    """What came up to and with `needle`; what came until the end where it never does."""
-    while needle not in data:
-        got = sock.recv(65_536)
-        if not got:
-            return data
-        data += got
-    return data
 
 
 def read_all(sock: socket.socket) -> bytes:

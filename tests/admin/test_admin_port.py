@@ -9,7 +9,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from admin_process import Admin, FakeWorker, eventually
+from admin_process import Admin, FakeWorker
+from waiting import eventually
 
 OK = 'forebay_requests_total{outcome="ok"}'
 

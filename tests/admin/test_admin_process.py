@@ -13,10 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from admin_process import HEALTHY, Admin, FakeWorker, eventually
+from admin_process import HEALTHY, Admin, FakeWorker
 from forebay.config.models import Address, Config
 from forebay.state.channel import CHANNEL_ENV, pack, unpack
 from forebay.state.messages import Drain, Draining, Reload, SetKeys, Start, admin_socket, keys_snapshot, run_dir
+from waiting import eventually
 
 
 def ready(admin: Admin) -> bool:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from admin_process import Admin, FakeWorker, eventually
+from admin_process import Admin, FakeWorker
 from forebay.config.models import Config
 from forebay.ledger.database import Database, DatabaseLock, database_file
 from forebay.state.messages import SetKeys, keys_snapshot
 from postgres_server import Postgres
+from waiting import eventually
 
 
 def database(admin: Admin) -> dict[str, object]:

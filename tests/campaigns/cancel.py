@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stack import Engine, Forebay, chat, config_of, eventually, fds, folder, raw_request, reset
+from stack import Engine, Forebay, chat, config_of, fds, folder, raw_request, reset
+from waiting import eventually
 
 BARS = {"p99.9": 0.050, "max": 1.0}
 """Seconds."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from admin_process import Admin, FakeWorker, eventually, state_dir
+from admin_process import Admin, FakeWorker, state_dir
 from forebay.cli import key as module
 from forebay.cli.main import run
 from forebay.config.models import Address, Config
@@ -24,6 +24,7 @@ from forebay.ledger.database import Database, DatabaseLock, database_file
 from forebay.ledger.keystore import KeyStore
 from forebay.state.messages import admin_socket
 from postgres_server import Postgres
+from waiting import eventually
 
 __all__ = ["state_dir"]
 

@@ -10,7 +10,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from stack import KEY, MODEL, OTHER_KEY, eventually
+from stack import KEY, MODEL, OTHER_KEY
+from waiting import eventually
 
 ASK: list[Any] = [{"role": "user", "content": "Tell me about the river."}]
 Suite = Callable[[AsyncOpenAI], Awaitable[None]]

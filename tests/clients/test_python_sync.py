@@ -11,7 +11,8 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from stack import KEY, MODEL, OTHER_KEY, Engine, eventually
+from stack import KEY, MODEL, OTHER_KEY, Engine
+from waiting import eventually
 
 ASK: list[Any] = [{"role": "user", "content": "Tell me about the river."}]
 WEATHER: Any = {

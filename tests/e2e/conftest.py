@@ -18,8 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from e2e.client import KEY
-from e2e.engine import Emulated, RawEngine
+from e2e.engine import RawEngine
 from e2e.gateway import Gateway
+from engine_process import EngineProcess
 
 LOW_KEY = "e2e-low-0123456789abcdef"
 RAISE_KEY = "e2e-raise-0123456789abcdef"
@@ -29,7 +30,7 @@ ENGINE_KEY = "engine-secret-of-e2e"
 
 @dataclass
 class Engines:
-    sim: Emulated
+    sim: EngineProcess
     raw: RawEngine
     left: RawEngine
     right: RawEngine
@@ -40,7 +41,8 @@ class Engines:
 @pytest.fixture(scope="session")
 def engines() -> Iterator[Engines]:
     raw, left, right = RawEngine(["raw", "raw-set"]), RawEngine(["twin"]), RawEngine(["twin"])
-    sim = Emulated().start()
+    sim = EngineProcess(["--allow-fault-header", "--decode-rate", "2000", "--keep-alive", "600"])
+    sim.start()
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port, and it refuses
         try:
@@ -48,7 +50,7 @@ def engines() -> Iterator[Engines]:
         finally:
             for engine in (raw, left, right):
                 engine.close()
-            sim.stop()
+            assert sim.stop() == 0
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +89,7 @@ def trust(certificate: tuple[Path, Path]) -> ssl.SSLContext:
 @pytest.fixture(scope="session")
 def gateway(engines: Engines, certificate: tuple[Path, Path]) -> Iterator[Gateway]:
     def local(
-        engine: RawEngine | Emulated, name: str, *models: str, path: str = "", **more: object
+        engine: RawEngine | EngineProcess, name: str, *models: str, path: str = "", **more: object
     ) -> dict[str, object]:
         url = f"http://127.0.0.1:{engine.port}{path}"
         return {"name": name, "url": url, "models": list(models), "health_interval": 0.5, **more}

@@ -1,19 +1,16 @@
-"""An engine of which a test says every byte, and the emulated one as a process."""
+"""An engine of which a test says every byte."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import socket
 import ssl
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 TEST_HEADER = "x-test"
@@ -279,41 +276,3 @@ def paced(*pieces: bytes) -> Script:
         talk.send(b"0\r\n\r\n")
 
     return script
-
-
-@dataclass
-class Emulated:
-    """`forebay engine` as a process, obeying x-forebay-fault."""
-
-    arguments: list[str] = field(default_factory=list)
-
-    def start(self) -> Emulated:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "forebay.sim.main", "--port", "0", "--allow-fault-header"),
-                *("--decode-rate", "2000", "--keep-alive", "600", *self.arguments),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline().strip().rpartition(":")[2])
-        return self
-
-    def get(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        with contextlib.closing(connection):
-            connection.request(method, path, body=None if body is None else json.dumps(body))
-            return json.loads(connection.getresponse().read())
-
-    def books(self) -> dict[str, Any]:
-        return self.get("/control/requests")  # type: ignore[no-any-return]
-
-    def record(self, request_id: str) -> dict[str, Any] | None:
-        return next((r for r in self.books()["records"] if r["id"] == request_id), None)
-
-    def stop(self) -> None:
-        self.process.terminate()
-        assert self.process.wait(20) == 0
-        assert self.process.stdout is not None
-        self.process.stdout.close()

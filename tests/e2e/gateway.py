@@ -11,25 +11,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from e2e.client import KEY, Answer, Client, request
-
-T = TypeVar("T")
-
-
-def eventually(look: Callable[[], T], within: float = 20.0) -> T:
-    """What `look` returns once it is true."""
-    deadline = time.monotonic() + within
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"never: {found!r}"
-        time.sleep(0.02)
+from waiting import eventually
 
 
 class Gateway:

@@ -33,7 +33,8 @@ from e2e.engine import (
     streams,
     whole,
 )
-from e2e.gateway import Gateway, eventually
+from e2e.gateway import Gateway
+from waiting import eventually
 
 WORD = event(delta({"content": "Hi"}))
 LAST = event(delta({"content": "!"}, "stop"))

@@ -9,7 +9,8 @@ import pytest
 
 from e2e.client import CHAT, KEY, Answer, chat, new_id, request
 from e2e.conftest import ENGINE_KEY, LOW_KEY, RAISE_KEY, Engines
-from e2e.gateway import Gateway, eventually
+from e2e.gateway import Gateway
+from waiting import eventually
 
 NO_KEY = ("missing_api_key", "No API key given. Send it as 'Authorization: Bearer <key>'.")
 BAD_SCHEME = ("invalid_api_key", "The Authorization header must be 'Bearer <key>'.")

@@ -11,7 +11,8 @@ import pytest
 from e2e.client import CHAT, KEY, Answer, chat, events, new_id, request
 from e2e.conftest import LOW_KEY, Engines
 from e2e.engine import ROLE, Talk, chunk, delta, event, stream_head
-from e2e.gateway import Gateway, eventually
+from e2e.gateway import Gateway
+from waiting import eventually
 
 CANCEL = "/v1/requests/{}/cancel"
 

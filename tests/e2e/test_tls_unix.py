@@ -14,7 +14,8 @@ import pytest
 from e2e.client import KEY, Client, chat, new_id, request
 from e2e.conftest import Engines
 from e2e.engine import ANSWER, DONE, ROLE, RawEngine, Talk, chunk, delta, event, stream_head, streams
-from e2e.gateway import Gateway, eventually
+from e2e.gateway import Gateway
+from waiting import eventually
 
 TLS_PORT = 2
 LAST = event(delta({"content": "Hi"}, "stop"))

@@ -12,20 +12,8 @@ from typing import Any
 import pytest
 
 from campaigns import cancel
-from stack import (
-    Engine,
-    Forebay,
-    chat,
-    config_of,
-    connect,
-    eventually,
-    folder,
-    half_close,
-    raw_request,
-    read_all,
-    read_until,
-    reset,
-)
+from stack import Engine, Forebay, chat, config_of, connect, folder, half_close, raw_request, read_all, reset
+from waiting import eventually, read_until
 
 WAYS: dict[str, Callable[[socket.socket], None]] = {
     "close": socket.socket.close,

@@ -12,19 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from stack import (
-    KEY,
-    Forebay,
-    chat,
-    connect,
-    eventually,
-    half_close,
-    raw_request,
-    read_all,
-    read_until,
-    reset,
-    stack,
-)
+from stack import KEY, Forebay, chat, connect, half_close, raw_request, read_all, reset, stack
+from waiting import eventually, read_until
 
 STREAMS = 500
 

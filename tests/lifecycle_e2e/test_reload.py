@@ -15,20 +15,8 @@ from typing import Any
 
 import pytest
 
-from stack import (
-    MODEL,
-    Engine,
-    Forebay,
-    chat,
-    config_of,
-    connect,
-    eventually,
-    folder,
-    raw_request,
-    read_until,
-    self_signed,
-    stack,
-)
+from stack import MODEL, Engine, Forebay, chat, config_of, connect, folder, raw_request, self_signed, stack
+from waiting import eventually, read_until
 
 
 class House:

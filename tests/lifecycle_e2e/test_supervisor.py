@@ -17,20 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from stack import (
-    Engine,
-    Forebay,
-    call,
-    chat,
-    config_of,
-    connect,
-    eventually,
-    folder,
-    raw_request,
-    read_until,
-    self_signed,
-    stack,
-)
+from stack import Engine, Forebay, call, chat, config_of, connect, folder, raw_request, self_signed, stack
+from waiting import eventually, read_until
 
 BUILT_IN = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 

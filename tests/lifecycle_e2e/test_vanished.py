@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stack import Engine, Forebay, chat, config_of, eventually, folder, raw_request
+from stack import Engine, Forebay, chat, config_of, folder, raw_request
+from waiting import eventually
 
 pytestmark = pytest.mark.system
 

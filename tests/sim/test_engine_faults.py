@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_process import EngineProcess, read_until
+from engine_process import EngineProcess
 from forebay.sim.faults import SHAPES, BadFault, Books, FaultBook, Kind, from_json, make, parse
+from waiting import read_until
 
 ERROR_END = b"\n\ndata: [DONE]\n\n"
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from engine_process import EngineProcess, read_until
+from engine_process import EngineProcess
+from waiting import read_until
 
 MAIN = [sys.executable, "-m", "forebay.sim.main"]
 LONG = {"stream": True, "max_tokens": 4000, "ignore_eos": True}

@@ -355,8 +355,8 @@ class Timeouts(Section):
     """From dispatch to the answer's first content."""
     stream_idle: Seconds = 60.0
     """Between two reads of an answer that has begun."""
-    upstream_idle: Seconds = 30.0
-    """An engine connection kept without a request; keep it below the engine's own keep-alive time-out."""
+    upstream_idle: Seconds = 4.0
+    """An engine connection kept without a request; keep it below the engine's own keep-alive time-out (vLLM: 5 s)."""
     upstream_age: Seconds = 300.0
     """An engine connection's life, after which DNS is asked again."""
     drain: Seconds = 30.0
