@@ -37,7 +37,7 @@ from forebay.state.messages import (
 T = TypeVar("T")
 
 MESSAGES: list[Message] = [
-    Start(config='{"a": "é😀\\n"}', index=3, boot="b", fds=(4, 5), admin_url="http://127.0.0.1:1"),
+    Start(config='{"a": "é😀\\n"}', index=3, boot="b", fds=(4, 5)),
     Start(config="", index=0, boot=""),
     Reload(config="{}"),
     Drain(deadline=1.5),

@@ -14,9 +14,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import uvloop
 from pydantic import ValidationError
@@ -31,6 +30,7 @@ from forebay.config.models import Config
 from forebay.gateway import logs
 from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.messages import Draining, Ready, Reload, Start, admin_socket, run_dir
+from forebay.wire.tasks import unless
 
 WORKERS: Final = 1
 KEEP: Final = 5.0
@@ -110,23 +110,12 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
 
 async def _first(channel: Channel, leave: asyncio.Event) -> Start | None:
     """The start message; None where it is time to leave instead."""
-    message = await _or_leave(channel.receive(), leave)
+    message = await unless(leave, channel.receive())
     if message is None:
         return None
     if not isinstance(message, Start):
         raise ChannelBroken(f"the first message was {type(message).__name__}, not Start")
     return message
-
-
-async def _or_leave(receive: Awaitable[Any], leave: asyncio.Event) -> Any:
-    receiving = asyncio.ensure_future(receive)
-    leaving = asyncio.ensure_future(leave.wait())
-    try:
-        await asyncio.wait((receiving, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return await receiving if receiving.done() else None
-    finally:
-        receiving.cancel()
-        leaving.cancel()
 
 
 async def _follow(channel: Channel, state: GatewayState, leave: asyncio.Event) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from forebay.state.channel import CHANNEL_ENV, Channel, ChannelBroken
 from forebay.state.messages import Message, Ready, Start
+from forebay.wire.tasks import unless
 
 log = logging.getLogger("forebay.supervisor")
 
@@ -123,17 +124,19 @@ class Child:
 
     async def _talk(self, channel: Channel, start: Start) -> None:
         """Say what to do and wait for Ready, or for its end."""
-        with contextlib.suppress(ConnectionError, ChannelBroken):
+        try:
             await channel.send(start)
-            hearing = asyncio.ensure_future(channel.receive())
-            ending = asyncio.ensure_future(self._gone.wait())
-            await asyncio.wait((hearing, ending), return_when=asyncio.FIRST_COMPLETED)
-            ending.cancel()
-            if not hearing.done():
-                hearing.cancel()
-            elif isinstance(hearing.result(), Ready):
-                self.ready.set()
-                self._ever_ready = True
+            answer = await unless(self._gone, channel.receive())
+        except ConnectionError:
+            return  # it is ending, which `_gone` shows
+        except ChannelBroken as e:
+            log.error("the channel to %s is broken: %s", self.plan.name, e)
+            return
+        if isinstance(answer, Ready):
+            self.ready.set()
+            self._ever_ready = True
+        elif answer is not None:
+            log.error("%s said %s where it should say Ready", self.plan.name, type(answer).__name__)
 
     async def send(self, message: Message) -> None:
         """Tell it something; nothing happens where it is not there."""

@@ -24,6 +24,7 @@ from forebay.cli.notify import notify
 from forebay.config.models import Address, Config
 from forebay.config.problems import ConfigError
 from forebay.state.messages import Drain, Draining, Reload, Start, admin_socket, run_dir, worker_socket
+from forebay.wire.tasks import unless
 
 log = logging.getLogger("forebay.supervisor")
 
@@ -149,7 +150,7 @@ class Supervisor:
                 helpers = [
                     group.create_task(self._announce(on_ready)),
                     group.create_task(self._reloads()),
-                    group.create_task(self._watch_for_hopeless()),
+                    *(group.create_task(self._give_up_with(c)) for c in (*self.workers, self.admin)),
                 ]
                 await self._stop.wait()
                 notify("STOPPING=1")
@@ -173,16 +174,10 @@ class Supervisor:
         notify(f"READY=1\nMAINPID={os.getpid()}")
         on_ready()
 
-    async def _watch_for_hopeless(self) -> None:
+    async def _give_up_with(self, child: Child) -> None:
         """The gateway cannot do without its own processes; without the built-in engine it can."""
-        waiting = [asyncio.ensure_future(c.hopeless.wait()) for c in (*self.workers, self.admin)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for future in waiting:
-                future.cancel()
-        names = ", ".join(c.plan.name for c in self.children if c.hopeless.is_set())
-        log.error("%s failed %d times in a row before it was ready: giving up", names, GIVE_UP)
+        await child.hopeless.wait()
+        log.error("%s failed %d times in a row before it was ready: giving up", child.plan.name, GIVE_UP)
         self.exit_code = EX_FAILED
         self._stop.set()
 
@@ -248,12 +243,7 @@ class Supervisor:
 
     async def _unless_killed(self, *waits: Awaitable[object]) -> None:
         """All of `waits`, or the second signal."""
-        waiting = asyncio.gather(*waits, return_exceptions=True)
-        waiting.add_done_callback(lambda w: w.cancelled() or w.exception())
-        killing = asyncio.ensure_future(self._kill.wait())
-        await asyncio.wait((waiting, killing), return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        killing.cancel()
+        await unless(self._kill, asyncio.gather(*waits))
 
     def _clean_up(self) -> None:
         """No socket file stays behind; the lock is the last thing to go."""

@@ -27,7 +27,6 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     """Identity of this run of the supervisor."""
     fds: tuple[int, ...] = ()
     """Listening sockets, in the order of `config.listeners` (worker) or one for the admin address (admin)."""
-    admin_url: str = ""
 
 
 class Reload(msgspec.Struct, tag="reload", frozen=True):

@@ -1,17 +1,19 @@
-"""A group of tasks that outlives no shutdown: whoever starts a task starts it here."""
+"""Tasks that outlive nothing: a group that is drained, and a wait that something may end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 log = logging.getLogger("forebay.wire")
+T = TypeVar("T")
 
 
 class Tasks:
-    """Unlike `asyncio.TaskGroup` one failing task is logged and harms no other."""
+    """Whoever starts a task on a running event loop starts it here. Unlike `asyncio.TaskGroup` one failing task is
+    logged and harms no other."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -39,3 +41,16 @@ class Tasks:
 
     def __repr__(self) -> str:
         return f"<Tasks {len(self._tasks)}>"
+
+
+async def unless(event: asyncio.Event, awaitable: Awaitable[T]) -> T | None:
+    """What `awaitable` returns or raises; None where `event` is set first: then it is cancelled, and has ended when
+    this returns."""
+    work, stop = asyncio.ensure_future(awaitable), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        work.cancel()
+        stop.cancel()
+        await asyncio.gather(work, stop, return_exceptions=True)
