@@ -57,6 +57,23 @@ def test_no_stream_is_dropped_by_reloads_under_load(house: House) -> None:
     assert forebay.worker.pid == worker
 
 
+def test_the_log_level_is_in_force_in_every_process(house: House) -> None:
+    forebay = house.forebay
+    forebay.hup(house.changed(logging={"level": "error"}))
+    before = len(forebay.text)
+    assert forebay.stop() == 0
+    assert forebay.text[before:] == ""
+
+
+def test_the_log_format_is_in_force_in_every_process(house: House) -> None:
+    forebay = house.forebay
+    forebay.hup(house.changed(logging={"format": "pretty"}))
+    before = len(forebay.text)
+    assert forebay.stop() == 0
+    assert "info    drained" in forebay.text[before:]
+    assert "{" not in forebay.text[before:]
+
+
 def test_new_engines_keys_limits_and_aliases_are_in_force(house: House) -> None:
     forebay = house.forebay
     with contextlib.closing(Engine("--model", "another")) as second:

@@ -144,7 +144,7 @@ def _reload(state: GatewayState, text: str) -> None:
     for field in ("admin", "state_dir", "database"):
         if getattr(config, field) != getattr(state.config, field):
             _log.warning("reload: a change of %s needs a restart of `forebay serve`", field)
-    logging.getLogger().setLevel(config.logging.level.upper())
+    logs.configure(config.logging)
     state.config = config
 
 

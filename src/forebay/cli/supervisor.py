@@ -23,6 +23,7 @@ from forebay.cli.children import GIVE_UP, Child, Plan, python
 from forebay.cli.notify import notify
 from forebay.config.models import Address, Config
 from forebay.config.problems import ConfigError
+from forebay.gateway import logs
 from forebay.state.messages import Drain, Draining, Reload, Start, admin_socket, run_dir, worker_socket
 from forebay.wire.tasks import unless
 
@@ -215,6 +216,7 @@ class Supervisor:
             for child in (*self.workers, self.admin):
                 await child.send(message)
             log.info("configuration reloaded")
+            logs.configure(config.logging)
         notify("READY=1")
 
     # --- shutdown ----------------------------------------------------------------------------------------------------

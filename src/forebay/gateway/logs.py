@@ -114,17 +114,17 @@ class Stamp:
 
 
 class _Handler(logging.Handler):
-    def __init__(self, writer: LogWriter, process: str, nice: bool) -> None:
+    def __init__(self, writer: LogWriter, process: str) -> None:
         super().__init__()
         self._writer = writer
         self._process = process
-        self._nice = nice
+        self.pretty = False
 
     def emit(self, record: logging.LogRecord) -> None:
         when = datetime.fromtimestamp(record.created, UTC)
         text = record.getMessage()
         trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
-        if self._nice:
+        if self.pretty:
             line = f"{when:%H:%M:%S} {record.levelname.lower():7} {text}" + (f"\n{trace.rstrip()}" if trace else "")
             piece = line.encode("utf-8", "replace")
         else:
@@ -152,10 +152,19 @@ def start(config: Logging, process: str, fd: int = 2) -> LogWriter:
     root = logging.getLogger()
     for handler in tuple(root.handlers):
         root.removeHandler(handler)
-    root.addHandler(_Handler(writer, process, pretty(config)))
-    root.setLevel(_LEVELS[config.level])
+    root.addHandler(_Handler(writer, process))
+    configure(config)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     return writer
+
+
+def configure(config: Logging) -> None:
+    """Level and format of what `logging` gets; again at every reload."""
+    root = logging.getLogger()
+    root.setLevel(_LEVELS[config.level])
+    for handler in root.handlers:
+        if isinstance(handler, _Handler):
+            handler.pretty = pretty(config)
 
 
 def _pretty_request(r: dict[str, Any]) -> bytes:

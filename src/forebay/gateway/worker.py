@@ -102,6 +102,7 @@ class Worker:
                         config = Config.model_validate_json(text)
                         gateway.configure(config)
                         server.configure(config.limits, config.timeouts)
+                        logs.configure(config.logging)
                         self._renew_certificates(config)
                         self._config = config
                     case Drain(deadline):
