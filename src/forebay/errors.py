@@ -74,6 +74,8 @@ class Refusal(Exception):
         self.outcome = outcome
         self.headers: tuple[Header, ...] = ((b"x-forebay-reason", field_value(code)), *headers)
         self.close = close
+        self.key_id = ""
+        """The key it is about, where that is known: for the log."""
 
     def envelope(self) -> dict[str, object]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")

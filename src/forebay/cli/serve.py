@@ -18,7 +18,7 @@ import typer
 
 from forebay import __version__
 from forebay.cli.children import Plan, python
-from forebay.cli.supervisor import EX_UNAVAILABLE, CannotStart, Supervisor, bind
+from forebay.cli.supervisor import EX_UNAVAILABLE, CannotStart, Supervisor, bind, prepare_state_dir
 from forebay.config.models import Address, Anonymous, Callers, Class, Config, Engine, EngineKind, Listener
 from forebay.config.problems import ConfigError
 from forebay.gateway import logs
@@ -102,6 +102,7 @@ def command(
 async def _run(
     settings: Config, reread: Callable[[], Config] | None, built_in: BuiltIn | None, file: Path | None
 ) -> int:
+    lock = prepare_state_dir(settings.state_dir)
     companion = _companion(built_in) if built_in is not None else None
 
     def with_engine(config: Config) -> Config:
@@ -112,6 +113,7 @@ async def _run(
         with_engine(settings),
         (lambda: with_engine(reread())) if reread is not None else None,
         companion.plan if companion is not None else None,
+        lock,
     )
     try:
         return await supervisor.run(lambda: _say_ready(supervisor, settings, built_in, file))

@@ -34,6 +34,10 @@ KILL_AFTER = 3.0
 """Seconds past the drain's deadline before what is left is killed."""
 
 
+MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path (unix(7))."""
+
+
 class CannotStart(Exception):
     """With the exit code for it."""
 
@@ -74,6 +78,11 @@ def _bind_unix(path: Path) -> socket.socket:
 
 def prepare_state_dir(path: Path) -> int:
     """Make it, private; returns the descriptor of the lock that only one supervisor holds. Raises CannotStart."""
+    longest = max(len(os.fsencode(p)) for p in (worker_socket(path, 0), admin_socket(path)))
+    if longest > MAX_SOCKET_PATH:
+        raise CannotStart(
+            EX_OSERR, f"state_dir {path} is too long by {longest - MAX_SOCKET_PATH} bytes for the sockets in it"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
@@ -85,18 +94,20 @@ def prepare_state_dir(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise CannotStart(EX_UNAVAILABLE, f"another Forebay runs with state_dir {path}") from None
+        raise CannotStart(
+            EX_UNAVAILABLE, f"another Forebay runs with state_dir {path}; give this one another by --state-dir"
+        ) from None
     return lock
 
 
 class Supervisor:
     """`reread` reads the configuration file again, None where there is none; `engine` plans a built-in engine."""
 
-    def __init__(self, config: Config, reread: Callable[[], Config] | None, engine: Plan | None) -> None:
+    def __init__(self, config: Config, reread: Callable[[], Config] | None, engine: Plan | None, lock: int) -> None:
         self._config = config
         self._reread = reread
         self._boot = secrets.token_hex(8)
-        self._lock = prepare_state_dir(config.state_dir)
+        self._lock = lock
         self._files = [worker_socket(config.state_dir, 0), admin_socket(config.state_dir)]
         try:
             self.listeners = [self._bind(x.address) for x in config.listeners]
@@ -165,7 +176,9 @@ class Supervisor:
         return self.exit_code
 
     def _terminate(self) -> None:
-        if self._stop.is_set():
+        if self._stop.is_set() and not self._kill.is_set():
+            log.warning("second signal: what still runs is killed")
+            self.exit_code = EX_FAILED
             self._kill.set()
         self._stop.set()
 

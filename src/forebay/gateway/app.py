@@ -102,10 +102,10 @@ class Gateway:
                 return
             status, headers, body = front.answer(request)
             reply.send(status, headers, body)
-            self._plain(request, front, request_id, status, _OK, now)
+            self._plain(request, front, request_id, status, None, now)
         except Refusal as refusal:
             reply.refuse(refusal)
-            self._plain(request, front, request_id, refusal.status, refusal.outcome, now)
+            self._plain(request, front, request_id, refusal.status, refusal, now)
 
     def on_refused(self, request: Request | None, refusal: Refusal) -> bytes:
         if request is None:
@@ -114,7 +114,7 @@ class Gateway:
         request_id = given_id(request) or self._ids.new()
         if refusal.status in (401, 403) or refusal.code == "too_many_failed_keys":
             self.telemetry.failed_keys.series(refusal.code).add()
-        self._plain(request, request.context, request_id, refusal.status, refusal.outcome, monotonic())
+        self._plain(request, request.context, request_id, refusal.status, refusal, monotonic())
         return b"x-request-id: %b\r\n%b" % (request_id, self._cors(request))
 
     # --- before the body ---------------------------------------------------------------------------------------------
@@ -263,6 +263,11 @@ class Gateway:
             shown = (x.request.body[:BODY_SHOWN], x.shown)
             asked, answered = (msgspec.json.encode(text.decode("utf-8", "replace")) for text in shown)
             spent += b',"body":%b,"answer":%b' % (asked, answered)
+        if x.refusal is not None:
+            spent += b',"code":%b,"why":%b' % (
+                msgspec.json.encode(x.refusal.code),
+                msgspec.json.encode(errors.shown(x.refusal.message, 300)),
+            )
         caller = x.front.caller
         self._log.add(
             b'{"ts":"%b","level":"info","msg":"request","id":"%b",%b,%b,"status":%d,"outcome":"%b","engine":"%b",'
@@ -286,28 +291,40 @@ class Gateway:
         )
 
     def _plain(
-        self, request: Request, front: Front | None, request_id: bytes, status: int, outcome: Outcome, began: float
+        self,
+        request: Request,
+        front: Front | None,
+        request_id: bytes,
+        status: int,
+        refusal: Refusal | None,
+        began: float,
     ) -> None:
         """A request that never became an exchange."""
         route = "-" if front is None else front.route.name if front.answer is None else "other"
         class_ = front.class_.value if front is not None else "-"
+        outcome = refusal.outcome if refusal is not None else _OK
         self.telemetry.requests.series(route, "-", class_, outcome.value).add()
         if not self._log.enabled:
             return
         caller = front.caller if front is not None else None
+        who = caller.logged if caller is not None else _NOBODY
+        if refusal is not None and refusal.key_id:
+            who = b'"key":%b,"org":"-"' % msgspec.json.encode(refusal.key_id)
+        code = b',"code":%b' % msgspec.json.encode(refusal.code) if refusal is not None else b""
         self._log.add(
             b'{"ts":"%b","level":"info","msg":"request","id":"%b","method":"%b","path":%b,%b,"status":%d,"outcome":"%b",'
-            b'"ms":%.1f,"peer":"%b"}'
+            b'"ms":%.1f,"peer":"%b"%b}'
             % (
                 self._stamp(time.time()),
                 request_id,
                 request.method,
                 msgspec.json.encode(errors.shown(request.path.decode("latin-1"), 200)),
-                caller.logged if caller is not None else _NOBODY,
+                who,
                 status,
                 outcome.encode(),
                 (monotonic() - began) * 1000,
                 request.peer.address.encode(),
+                code,
             )
         )
 

@@ -15,6 +15,7 @@ import msgspec
 from forebay import errors
 from forebay.config.models import Callers as CallersConfig
 from forebay.config.models import Class, Listener
+from forebay.errors import Refusal
 from forebay.ledger.records import KeyRecord
 from forebay.wire.message import Request
 
@@ -202,9 +203,10 @@ class Callers:
         if caller is not None and caller.record.matches(digest):
             record = caller.record
             if record.revoked is not None:
-                raise errors.revoked_key()
+                raise _about(record, errors.revoked_key())
             if caller.expires <= time.time():
-                raise errors.expired_key(datetime.fromtimestamp(caller.expires, UTC).strftime("%Y-%m-%d %H:%M UTC"))
+                when = datetime.fromtimestamp(caller.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
+                raise _about(record, errors.expired_key(when))
             return caller
         if self._anonymous is not None and self._config.anonymous.any_key:
             return self._anonymous
@@ -238,6 +240,11 @@ class Callers:
 
     def __repr__(self) -> str:
         return f"<Callers {len(self._by_digest)} keys, version {self.version}>"
+
+
+def _about(record: KeyRecord, refusal: Refusal) -> Refusal:
+    refusal.key_id = record.id
+    return refusal
 
 
 def presented_key(request: Request) -> bytes | None:

@@ -75,6 +75,7 @@ class Exchange(ABC):
         "gateway",
         "outcome",
         "received_at",
+        "refusal",
         "reply",
         "request",
         "request_id",
@@ -116,6 +117,7 @@ class Exchange(ABC):
         self.first_content_at = 0.0
         self.usage: openai.Usage | None = None
         self.call: Call | None = None
+        self.refusal: Refusal | None = None  # what it ended with, if not an answer of the engine's
         self.shown = b""  # the answer's beginning, where bodies are logged
         self._payload = payload
         self._headers: list[Header] = []
@@ -299,6 +301,7 @@ class Exchange(ABC):
         if self.state is _SETTLED:
             return
         self.status = refusal.status
+        self.refusal = refusal
         self.reply.refuse(refusal)
         self._settle(refusal.outcome)
 
@@ -307,6 +310,7 @@ class Exchange(ABC):
         self._drop_call()
         if self.state is _SETTLED:
             return
+        self.refusal = refusal
         if self.stream:
             self.reply.write(refusal.sse())
         self.account()

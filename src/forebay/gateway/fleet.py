@@ -47,6 +47,7 @@ class Handle:
         "adapter",
         "config",
         "discovered",
+        "expected_until",
         "healthy",
         "in_flight",
         "looked_at",
@@ -54,17 +55,20 @@ class Handle:
         "pool",
         "recheck",
         "report",
+        "reported",
         "task",
         "why",
     )
 
-    def __init__(self, config: Engine, pool: Pool) -> None:
+    def __init__(self, config: Engine, pool: Pool, now: float) -> None:
         self.name = config.name
+        self.expected_until = now + EAGER_SECONDS
         self.config = config
         self.adapter = adapter(config.kind)
         self.pool = pool
         self.healthy = False
         self.why = "not checked yet"
+        self.reported = False
         self.discovered: tuple[str, ...] | None = None
         self.in_flight = 0
         self.report = EngineReport()
@@ -78,9 +82,9 @@ class Handle:
     def models(self) -> tuple[str, ...]:
         return self.config.models or self.discovered or ()
 
-    @property
-    def knows_its_models(self) -> bool:
-        return bool(self.config.models) or self.discovered is not None
+    def may_yet_know(self, now: float) -> bool:
+        """Whether it may serve models nobody has heard of yet: it is new, and has not told."""
+        return not self.config.models and self.discovered is None and now < self.expected_until
 
     def head(self, method: bytes, path: bytes) -> bytes:
         """The start of a request's head: request line, Host, credentials. The path is one of our routes."""
@@ -180,7 +184,7 @@ class Fleet:
                 handle.pool.configure(timeouts)
         for name, engine in wanted.items():
             if name not in self.handles:
-                handle = self.handles[name] = Handle(engine, self._pool(engine, timeouts))
+                handle = self.handles[name] = Handle(engine, self._pool(engine, timeouts), self._clock())
                 handle.task = self._tasks.spawn(self._watch(handle))
         self._models = dict(config.models)
         self.rebuild()
@@ -223,7 +227,8 @@ class Fleet:
         known = [n for n in self.catalog if usable is None or usable(n)]
         if model in known:
             raise errors.no_engine(model, "none of its engines is healthy")
-        if model not in self.catalog and any(not h.knows_its_models for h in self.handles.values()):
+        now = self._clock()
+        if model not in self.catalog and any(h.may_yet_know(now) for h in self.handles.values()):
             raise errors.no_engine(model, "an engine that may serve it has not answered yet")
         raise errors.unknown_model(model, sorted(known))
 
@@ -246,14 +251,20 @@ class Fleet:
     async def _watch(self, handle: Handle) -> None:
         checks = 0
         rng = random.Random(handle.name)  # noqa: S311 - spreads checks, guards nothing
-        eager_until = self._clock() + EAGER_SECONDS
         while True:
             handle.recheck.clear()
             await self._check(handle, checks)
             handle.looked_at.set()
+            if (
+                not handle.healthy
+                and not handle.reported
+                and self._clock() >= handle.expected_until - EAGER_SECONDS + 1.0
+            ):
+                handle.reported = True
+                log.warning("engine %s has not answered yet: %s", handle.name, handle.why)
             checks = checks + 1 if handle.healthy else 0
             pause = handle.config.health_interval * rng.uniform(0.9, 1.1)
-            if not handle.healthy and self._clock() < eager_until:
+            if not handle.healthy and self._clock() < handle.expected_until:
                 pause = min(pause, EAGER)
             try:
                 async with asyncio.timeout(pause):
