@@ -15,6 +15,7 @@ import pytest
 
 from admin_process import HEALTHY, Admin, FakeWorker
 from forebay.config.models import Address, Config
+from forebay.ledger.database import DatabaseLock
 from forebay.state.channel import CHANNEL_ENV, pack, unpack
 from forebay.state.messages import Drain, Draining, Reload, SetKeys, Start, admin_socket, keys_snapshot, run_dir
 from waiting import eventually
@@ -179,6 +180,19 @@ def test_every_reason_not_to_be_ready(admin: Admin, state_dir: Path) -> None:
     eventually(lambda: [r for r in reasons(admin) if r.startswith("worker 0 does not answer")])
 
 
+def test_not_ready_before_the_database_was_read(admin: Admin, worker: FakeWorker) -> None:
+    """The worker has an older list, from the snapshot."""
+    worker.set(keys_version=7)
+    with DatabaseLock(admin.state_dir) as lock:
+        assert lock.take()
+        admin.start()
+        eventually(lambda: "held by another process" in str(admin.get("/health").json["database"].get("why")))
+        assert any(r.startswith("the key list was not read from the database yet: ") for r in reasons(admin))
+        assert "meanwhile" not in admin.get("/health").json["database"]
+    eventually(lambda: ready(admin))
+    assert worker.snapshot.keys_version == 1  # ready came after the list
+
+
 def test_draining_ends_readiness_at_once(admin: Admin, worker: FakeWorker) -> None:
     admin.start()
     eventually(lambda: ready(admin))
@@ -196,7 +210,7 @@ def test_health_tells_of_every_part(admin: Admin, worker: FakeWorker) -> None:
     eventually(lambda: admin.get("/health").json["database"] == {"up": True, "keys_version": 1})
     assert admin.process is not None
     health = admin.get("/health").json
-    assert health["status"] == "ok"
+    assert health["status"] == "degraded"  # for one engine of two
     assert [(p["role"], p["pid"], p["up"]) for p in health["processes"]] == [
         ("supervisor", os.getpid(), True),
         ("admin", admin.process.pid, True),
@@ -212,6 +226,8 @@ def test_health_tells_of_every_part(admin: Admin, worker: FakeWorker) -> None:
         "in_flight": 3,
     }
     assert (two["healthy"], two["why"]) == (False, "HTTP 500")
+    worker.set(engines=(HEALTHY,))
+    eventually(lambda: admin.get("/metrics") and admin.get("/health").json["status"] == "ok")
     worker.kill()
     eventually(lambda: admin.get("/health").json["status"] == "degraded")
     assert admin.get("/health").json["processes"][2]["up"] is False

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from admin_process import Admin, FakeWorker
+from forebay.admin import keys as keys_module
+from forebay.admin.keys import Keys
+from forebay.admin.workers import Workers
+from forebay.clock import SystemClock
 from forebay.config.models import Config
 from forebay.ledger.database import Database, DatabaseLock, database_file
 from forebay.state.messages import SetKeys, keys_snapshot
@@ -42,6 +47,19 @@ def test_a_damaged_file_is_said_once_and_a_new_one_is_taken(admin: Admin, worker
     log = admin.log.read_text()
     assert log.count("is damaged") == 1
     assert "Traceback" not in log
+
+
+def test_with_a_damaged_file_the_keys_of_the_snapshot_go_on(admin: Admin, worker: FakeWorker) -> None:
+    database_file(admin.state_dir).write_bytes(b"no database " * 1_000)
+    worker.set(keys_version=3)  # as a worker has it that started from the snapshot
+    admin.start()
+    eventually(lambda: admin.get("/ready").status == 200)
+    health = admin.get("/health").json
+    assert health["status"] == "degraded"
+    assert "is damaged" in health["database"]["why"]
+    assert "go on with the last list they know" in health["database"]["meanwhile"]
+    assert health["processes"][2]["keys_version"] == 3
+    assert worker.lists == []
 
 
 def test_a_file_removed_under_it_is_noticed(admin: Admin, worker: FakeWorker) -> None:
@@ -151,3 +169,26 @@ def test_it_leaves_while_postgres_hangs(config: Config, postgres: Postgres, work
             postgres.thaw(frozen)
     finally:
         admin.close()
+
+
+def test_a_lock_that_nobody_gives_back_is_waited_for_in_vain_once(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_module, "HELD", 0.3)
+
+    async def main() -> None:
+        keys = Keys("", state_dir, Workers(state_dir, 0, lambda snapshot: None), SystemClock())
+        task = asyncio.create_task(keys.run())
+        async with asyncio.timeout(20):
+            while not keys.status.endswith("is held by another process"):  # noqa: ASYNC110 - what is looked at has no event
+                await asyncio.sleep(0.005)
+            assert keys.pending
+            while keys.pending:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert not keys.up
+        task.cancel()
+        await asyncio.wait([task])
+
+    with DatabaseLock(state_dir) as lock:
+        assert lock.take()
+        asyncio.run(main())

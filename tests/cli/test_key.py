@@ -22,7 +22,8 @@ from forebay.cli.main import run
 from forebay.config.models import Address, Config
 from forebay.ledger.database import Database, DatabaseLock, database_file
 from forebay.ledger.keystore import KeyStore
-from forebay.state.messages import admin_socket
+from forebay.state.channel import unpack
+from forebay.state.messages import SetKeys, admin_socket, keys_snapshot
 from postgres_server import Postgres
 from waiting import eventually
 
@@ -102,16 +103,22 @@ def test_quiet_says_nothing_else(key: Key) -> None:
     assert done.out.startswith("fb-")
 
 
-def test_json_for_programs(key: Key, served: FakeWorker | None) -> None:
+def test_json_for_programs(key: Key, served: FakeWorker | None, state_dir: Path) -> None:
     done = key("create", "--name", "ci", "--organisation", "acme", "--department", "d", "--project", "p", "--json")
     made = json.loads(done.out)
-    assert (done.err, made["workers"], made["record"]["organisation"]) == ("", "informed", "acme")
+    assert made["record"]["organisation"] == "acme"
+    if served is None:
+        assert done.err == f"A new database was made: {database_file(state_dir)}\n"
+    else:
+        assert done.err == ""
+    assert made["workers"] == ("not running" if served is None else "informed")
     assert made["key"].startswith(f"fb-{made['record']['id']}-")
     listed = json.loads(key("list", "--json").out)
     assert listed == [made["record"]]
     assert "sha256" not in listed[0]
     revoked = json.loads(key("revoke", made["record"]["id"], "--json").out)
     assert revoked["record"]["state"] == "revoked"
+    assert revoked["workers"] == made["workers"]
 
 
 def test_the_table_shows_valid_keys_and_counts_the_others(key: Key, served: FakeWorker | None) -> None:
@@ -188,6 +195,107 @@ def test_the_configuration_says_where(state_dir: Path, capsys: pytest.CaptureFix
     assert run(["key", "list", "--config", str(file)]) == 78
     assert "state_dri" in capsys.readouterr().err
     assert run(["key", "list", "--config", str(state_dir / "none.yaml")]) == 78
+
+
+def test_the_configuration_of_serve_is_obeyed(
+    state_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = state_dir / "forebay.yaml"
+    file.write_text(f"state_dir: {state_dir}/here\n")
+    monkeypatch.setenv("FOREBAY_CONFIG", str(file))
+    assert run(["key", "create", "--name", "a"]) == 0
+    assert database_file(state_dir / "here").exists()
+    assert run(["key", "create", "--name", "a", "--state-dir", str(state_dir / "there")]) == 0
+    assert database_file(state_dir / "there").exists()
+    capsys.readouterr()
+
+
+def test_only_what_says_where_the_keys_are_is_read(
+    state_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNSET_HERE", raising=False)
+    file = state_dir / "forebay.yaml"
+    file.write_text("state_dir: ${UNSET_HERE}\nengines: [{name: a, url: 'http://h', api_key: '${UNSET_HERE}'}]\n")
+    there = ["--config", str(file), "--state-dir", str(state_dir / "there")]
+    assert run(["key", "create", "--name", "a", *there]) == 0
+    assert database_file(state_dir / "there").exists()
+    file.write_text(f"state_dir: {state_dir}/here\ncallers: {{keys: [{{name: a, key: '${{UNSET_HERE}}'}}]}}\n")
+    assert run(["key", "create", "--name", "a", "--config", str(file)]) == 0
+    assert database_file(state_dir / "here").exists()
+    file.write_text("database: postgresql://u:${UNSET_HERE}@h/x\n")
+    capsys.readouterr()
+    assert run(["key", "list", *there]) == 78
+    err = capsys.readouterr().err
+    assert "the environment variable UNSET_HERE is not set" in err
+    assert "for the one in --state-dir give neither --config nor FOREBAY_CONFIG" in err
+
+
+def test_a_running_gateway_needs_none_of_the_variables(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = state_dir / "forebay.yaml"
+    file.write_text("database: postgresql://u:${UNSET_HERE}@h/x\n")
+    admin = Admin(Config(state_dir=state_dir, admin=Address(host="127.0.0.1", port=8081)))
+    try:
+        admin.start()
+        eventually(lambda: admin.get("/health").json["database"]["up"])
+        assert run(["key", "create", "--name", "a", "-c", str(file), "--state-dir", str(state_dir)]) == 0
+    finally:
+        admin.close()
+    assert capsys.readouterr().out.startswith("fb-")
+
+
+def test_a_new_database_is_said(key: Key, state_dir: Path) -> None:
+    said = f"A new database was made: {database_file(state_dir)}"
+    assert said in key("create", "--name", "a").err
+    assert said not in key("create", "--name", "b").err
+
+
+def test_a_model_that_nobody_has_is_said(key: Key, state_dir: Path) -> None:
+    models = {"m": {"aliases": ["short"]}}
+    config = Config.model_validate({"state_dir": state_dir, "admin": "127.0.0.1:8081", "models": models})
+    admin, worker = Admin(config), FakeWorker(state_dir)
+    try:
+        admin.start()
+        eventually(lambda: admin.get("/ready").status == 200)
+        done = key("create", "--name", "a", "--models", "m,short,typo")
+        assert done.code == 0
+        assert done.out.startswith("fb-")
+        (said,) = [line for line in done.err.splitlines() if line.startswith("warning: ")]
+        assert "no engine has a model 'typo'" in said
+        assert said.endswith("known: m, short")
+        assert "warning" not in key("create", "--name", "b", "--models", "short").err
+        worker.set(engines=())
+        eventually(lambda: admin.get("/metrics") and admin.get("/ready").status == 503)
+        assert "warning" not in key("create", "--name", "c", "--models", "typo").err  # nobody can say
+    finally:
+        admin.close()
+        worker.kill()
+
+
+def test_a_change_without_a_gateway_is_in_the_snapshot(key: Key, state_dir: Path) -> None:
+    made = json.loads(key("create", "--name", "a", "--json").out)["record"]["id"]
+    first = unpack(keys_snapshot(state_dir).read_bytes())
+    assert isinstance(first, SetKeys)
+    assert [(k.id, k.revoked) for k in first.keys] == [(made, None)]
+    assert keys_snapshot(state_dir).stat().st_mode & 0o777 == 0o600
+    key("revoke", made)
+    second = unpack(keys_snapshot(state_dir).read_bytes())
+    assert isinstance(second, SetKeys)
+    assert second.version > first.version
+    assert second.keys[0].revoked is not None
+    keys_snapshot(state_dir).unlink()
+    keys_snapshot(state_dir).mkdir()  # which no file can replace
+    done = key("create", "--name", "b")
+    assert (done.code, done.out[:3]) == (0, "fb-")
+    assert "keys.snapshot" in done.err and "cannot be written" in done.err
+
+
+def test_a_worker_without_its_admin_process_is_said_to_be_told_later(key: Key, state_dir: Path) -> None:
+    worker = FakeWorker(state_dir)
+    try:
+        assert "they will be told" in key("create", "--name", "a").err
+    finally:
+        worker.kill()
+    assert "No gateway runs with this state directory" in key("create", "--name", "b").err
 
 
 def test_a_database_that_is_not_supported_is_a_matter_of_configuration(

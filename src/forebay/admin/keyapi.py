@@ -1,6 +1,6 @@
 """Key management over the Unix socket `admin.sock`, which only this user can open: what `forebay key` talks to.
 
-`POST /keys` {name, …} → 201 {"key": text, "record": …, "workers": "informed" | "pending"}
+`POST /keys` {name, …} → 201 {"key": text, "record": …, "workers": "informed" | "pending", "warnings": [text, …]}
 `GET /keys` → {"keys": [record, …]}
 `POST /keys/{id}/revoke` → {"record": …, "workers": …}
 """
@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from forebay import errors
 from forebay.admin.keys import Keys, Unavailable
 from forebay.admin.public import Endpoint, build, refuse
+from forebay.admin.view import GatewayState
 from forebay.clock import Clock
 from forebay.errors import Refusal
 from forebay.ledger.records import as_json
@@ -24,7 +25,7 @@ from forebay.ledger.records import as_json
 MAX_BODY: Final = 65_536
 
 
-def key_app(keys: Keys, clock: Clock) -> Starlette:
+def key_app(state: GatewayState, keys: Keys, clock: Clock) -> Starlette:
     async def create(request: Request) -> Response:
         fields = await _json_object(request)
         from forebay.ledger.keystore import BadField
@@ -34,7 +35,13 @@ def key_app(keys: Keys, clock: Clock) -> Starlette:
         except BadField as e:
             raise errors.bad_request(f"{e}.", param=e.field) from e
         return JSONResponse(
-            {"key": text, "record": as_json(record, clock.wall()), "workers": _told(informed)}, status_code=201
+            {
+                "key": text,
+                "record": as_json(record, clock.wall()),
+                "workers": _told(informed),
+                "warnings": state.unknown_models(record.models),
+            },
+            status_code=201,
         )
 
     async def listing(request: Request) -> Response:

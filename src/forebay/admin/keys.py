@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import msgspec
-
-from forebay.admin.sums import write_private
+from forebay.admin.snapshot import write_snapshot
 from forebay.admin.threads import Busy, Threads
 from forebay.admin.workers import Workers
 from forebay.clock import Clock
@@ -36,6 +34,8 @@ OPEN: Final = 30.0
 BACK_OFF: Final = (0.1, 15.0)
 TELL: Final = 2.0
 """Seconds a change waits for the workers before it is answered as pending."""
+HELD: Final = 20.0
+"""Seconds another process may have the database before the last known list counts: no command takes longer."""
 
 T = TypeVar("T")
 _log = logging.getLogger("forebay.admin")
@@ -43,6 +43,10 @@ _log = logging.getLogger("forebay.admin")
 
 class Unavailable(Exception):
     """The database cannot be used now. The message says why."""
+
+
+class Held(Unavailable):
+    """Another process, a command say, has the database and may be changing the list."""
 
 
 class Keys:
@@ -62,6 +66,9 @@ class Keys:
         self._reopened = False
         self._current: SetKeys | None = None
         self._saved: SetKeys | None = None
+        self._held_since: float | None = None
+        self.pending = True
+        """True until the database was read for the first time, or was found not to be usable."""
         self.status = "not opened yet"
         """Empty while the database works, else what is wrong."""
 
@@ -83,6 +90,7 @@ class Keys:
                     await self._open()
                 await self._refresh()
             except Unavailable as e:
+                self.pending = self.pending and self._may_be_changing(e)
                 if str(e) != self.status:
                     _log.error("database: %s", e)
                     self.status = str(e)
@@ -90,11 +98,19 @@ class Keys:
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, hides nothing
                 delay = min(delay * 2, most)
             else:
+                self.pending, self._held_since = False, None
                 if self.status:
                     _log.info("database: %s is in use, %d keys", self._database, len(self._known()))
                     self.status = ""
                 delay = BACK_OFF[0]
                 await asyncio.sleep(POLL)
+
+    def _may_be_changing(self, why: Unavailable) -> bool:
+        if not isinstance(why, Held):
+            return False
+        if self._held_since is None:
+            self._held_since = self._clock.now()
+        return self._clock.now() - self._held_since < HELD
 
     async def create(self, fields: Mapping[str, object]) -> tuple[KeyRecord, str, bool]:
         """(record, the key's text, whether every connected worker knows it). Raises Unavailable and what
@@ -136,12 +152,12 @@ class Keys:
 
     async def _open(self) -> None:
         def open_() -> tuple[DatabaseLock, Database, KeyStore]:
-            from forebay.ledger.database import Database, DatabaseGone, DatabaseLock
+            from forebay.ledger.database import Database, DatabaseLock
             from forebay.ledger.keystore import KeyStore
 
             lock = self._lock or DatabaseLock(self._state_dir)
             if not lock.take():
-                raise DatabaseGone(f"{lock.path} is held by another process")
+                raise Held(f"{lock.path} is held by another process")
             self._lock = lock
             if self._database is not None:  # its file may have been replaced since
                 self._database.close()
@@ -197,7 +213,7 @@ class Keys:
     async def _save(self, keys: SetKeys) -> None:
         path = keys_snapshot(self._state_dir)
         try:
-            await self._files.run(lambda: write_private(path, msgspec.json.encode(keys), durable=True), CALL)
+            await self._files.run(lambda: write_snapshot(self._state_dir, keys), CALL)
         except (OSError, TimeoutError, Busy) as e:
             _log.error("%s cannot be written, so a worker would start with an older key list: %s", path, e)
         else:

@@ -84,7 +84,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     clock = SystemClock()
     keys = Keys(config.database, config.state_dir, state.workers, clock)
     public = Server(public_app(state, keys), socket.socket(fileno=start.fds[0]))
-    servers = (public, Server(key_app(keys, clock), unix))
+    servers = (public, Server(key_app(state, keys, clock), unix))
     async with asyncio.TaskGroup() as group:
         background = [
             *state.workers.start(group),

@@ -27,7 +27,7 @@ def public_app(state: GatewayState, keys: Keys) -> ASGIApp:
         return JSONResponse(state.health(keys))
 
     async def ready(request: Request) -> Response:
-        reasons = state.not_ready()
+        reasons = state.not_ready(keys)
         return JSONResponse({"ready": not reasons, "reasons": reasons}, status_code=503 if reasons else 200)
 
     async def metrics(request: Request) -> Response:

@@ -123,16 +123,34 @@ class GatewayState:
                     found.setdefault(state.name, EngineView(state.name, state.url)).add(state)
         return list(found.values())
 
-    def not_ready(self) -> list[str]:
+    def unknown_models(self, names: tuple[str, ...]) -> list[str]:
+        """A warning for each name that is neither an engine's model nor an alias; none while no model is known."""
+        served = {model for engine in self.engines() for model in engine.models}
+        served |= {model for engine in self.config.engines for model in engine.models}
+        if not served:
+            return []
+        known = served | set(self.config.models) | {a for model in self.config.models.values() for a in model.aliases}
+        some = ", ".join(sorted(known)[:20])
+        return [
+            f"models: no engine has a model '{n}', and no alias is called so; known: {some}"
+            for n in names
+            if n not in known
+        ]
+
+    def not_ready(self, keys: Keys) -> list[str]:
         """Why no work should be sent here; empty where it may be."""
         reasons = ["draining"] if self.draining else []
+        if keys.pending:
+            reasons.append(f"the key list was not read from the database yet: {keys.status}")
         connected = [(link, link.snapshot) for link in self.workers.links if link.up]
         reasons += [f"worker {link.index} does not answer: {link.why}" for link in self.workers.links if not link.up]
         for link, snapshot in connected:
             assert snapshot is not None
             if snapshot.draining and not self.draining:
                 reasons.append(f"worker {link.index} is draining")
-            if snapshot.keys_version < 1:
+            if not link.informed:
+                reasons.append(f"worker {link.index} was not given the current key list yet")
+            elif snapshot.keys_version < 1:
                 reasons.append(f"worker {link.index} has no key list yet")
         if connected:
             engines = self.engines()
@@ -163,14 +181,17 @@ class GatewayState:
         database: dict[str, Any] = {"up": keys.up, "keys_version": keys.version}
         if not keys.up:
             database["why"] = keys.status
-        fine = keys.up and not self.not_ready()
+            if not keys.pending:
+                database["meanwhile"] = "the workers go on with the last list they know (keys_version of each)"
+        engines = self.engines()
+        fine = keys.up and not self.not_ready(keys) and all(e.healthy == e.seen for e in engines)
         return {
             "status": "ok" if fine else "degraded",
             "version": __version__,
             "draining": self.draining,
             "processes": processes,
             "database": database,
-            "engines": [e.as_json() for e in self.engines()],
+            "engines": [e.as_json() for e in engines],
         }
 
 

@@ -19,12 +19,13 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
-from forebay.cli.main import USAGE
-from forebay.config.load import load
+from forebay.cli.main import EX_CONFIG, USAGE
+from forebay.config.load import load_only
 from forebay.config.models import Config
+from forebay.config.problems import ConfigError
 from forebay.errors import shown
 from forebay.ledger.records import as_json
-from forebay.state.messages import admin_socket
+from forebay.state.messages import SetKeys, admin_socket, worker_socket
 
 EX_UNAVAILABLE: Final = 69
 """Exit code (sysexits.h): neither the admin process nor the database can be used now."""
@@ -38,7 +39,13 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Create, list
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help="The configuration that `forebay serve` runs with."),
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The configuration that `forebay serve` runs with; state_dir and database are read of it.",
+        envvar="FOREBAY_CONFIG",
+    ),
 ]
 StateOption = Annotated[
     Path | None,
@@ -85,6 +92,9 @@ def create(
     with _reach(config, state_dir, make=True) as keys:
         answer = keys.create({k: v for k, v in fields.items() if v is not None})
     record = answer["record"]
+    notes = answer.pop("notes", ())
+    if not quiet:
+        _say(*notes, *(f"warning: {warning}" for warning in answer["warnings"]))
     if as_json_:
         print(json.dumps(answer, ensure_ascii=False, indent=2))
         return
@@ -143,9 +153,13 @@ def _owner(record: dict[str, Any]) -> str:
 
 
 def _pending(answer: dict[str, Any]) -> list[str]:
-    if answer["workers"] == "pending":
-        return ["Not every worker has confirmed it yet; it is in the database, and they will be told."]
-    return []
+    match answer["workers"]:
+        case "pending":
+            return ["Not every worker has confirmed it yet; it is in the database, and they will be told."]
+        case "not running":
+            return ["No gateway runs with this state directory; the next one starts with it."]
+        case _:
+            return []
 
 
 def _table(keys: list[dict[str, Any]]) -> None:
@@ -246,33 +260,57 @@ class _Direct:
         self._config = config
 
     def create(self, fields: dict[str, object]) -> dict[str, Any]:
+        from forebay.ledger.database import Database
         from forebay.ledger.keystore import NewKey
+
+        notes: list[str] = []
 
         def call(store: Any) -> dict[str, Any]:
             record, text = store.create(NewKey.check(fields, time.time()))
-            return {"key": text, "record": as_json(record, time.time()), "workers": "informed"}
+            return {
+                "key": text,
+                "record": as_json(record, time.time()),
+                "workers": self._publish(store),
+                "warnings": [],
+                "notes": notes,
+            }
 
-        return self._with_store(call, make=True)
+        def opened(database: Database) -> None:
+            if database.file is not None and not database.file.exists():
+                notes.append(f"A new database was made: {database.file}")
+
+        return self._with_store(call, opened)
 
     def list(self) -> list[dict[str, Any]]:
-        return self._with_store(lambda store: [as_json(r, time.time()) for r in store.list()[1]], make=False)
+        return self._with_store(lambda store: [as_json(r, time.time()) for r in store.list()[1]], _must_exist)
 
     def revoke(self, key_id: str) -> dict[str, Any]:
         def call(store: Any) -> dict[str, Any]:
-            return {"record": as_json(store.revoke(key_id), time.time()), "workers": "informed"}
+            return {"record": as_json(store.revoke(key_id), time.time()), "workers": self._publish(store)}
 
-        return self._with_store(call, make=False)
+        return self._with_store(call, _must_exist)
 
-    def _with_store(self, call: Callable[[Any], T], *, make: bool) -> T:
+    def _publish(self, store: Any) -> str:
+        """Leave the changed list where workers start from; returns how far it is known."""
+        from forebay.admin.snapshot import write_snapshot
+
+        try:
+            write_snapshot(self._config.state_dir, SetKeys(*store.list()))
+        except OSError as e:
+            _say(
+                f"warning: keys.snapshot in {self._config.state_dir} cannot be written ({e.strerror}): a gateway that "
+                "starts without its database goes on with the list before this change"
+            )
+        # An admin process that does not answer may be between two lives, and its workers live on.
+        return "pending" if _listens(worker_socket(self._config.state_dir, 0)) else "not running"
+
+    def _with_store(self, call: Callable[[Any], T], opened: Callable[[Any], None]) -> T:
         from forebay.ledger.database import Database, DatabaseError, DatabaseUrl
         from forebay.ledger.keystore import BadField, KeyStore, UnknownKey
 
         try:
             database = Database(self._config.database, self._config.state_dir)
-            if not make and database.file is not None and not database.file.exists():
-                _fail(
-                    f"there is no database {database.file}; is --config or --state-dir the right one?", EX_UNAVAILABLE
-                )
+            opened(database)
             try:
                 database.migrate()
                 return call(KeyStore(database, time.time))
@@ -283,9 +321,42 @@ class _Direct:
         except UnknownKey as e:
             _fail(str(e), 1)
         except DatabaseUrl as e:
-            _fail(str(e), 78)
+            _fail(str(e), EX_CONFIG)
         except DatabaseError as e:
             _fail(str(e), EX_UNAVAILABLE)
+
+
+def _must_exist(database: Any) -> None:
+    if database.file is not None and not database.file.exists():
+        _fail(f"there is no database {database.file}; is --config or --state-dir the right one?", EX_UNAVAILABLE)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(ANSWER)
+        return sock.connect_ex(str(path)) == 0
+
+
+def _where(config: Path | None, state_dir: Path | None) -> Config:
+    """A configuration in which only state_dir and database count. Raises ConfigError."""
+    if config is None:
+        found = Config()
+    elif state_dir is None:
+        found = load_only(config, os.environ, "state_dir", "database")
+    else:
+        try:
+            found = load_only(config, os.environ, "database")
+        except ConfigError as e:
+            if not any(p.key == "database" for p in e.problems):
+                raise
+            found = Config()
+            if not _listens(admin_socket(state_dir)):  # which has the database open
+                _say(*map(str, e.problems))
+                _fail(
+                    "so the database is not known; for the one in --state-dir give neither --config nor FOREBAY_CONFIG",
+                    EX_CONFIG,
+                )
+    return found if state_dir is None else found.model_copy(update={"state_dir": state_dir.absolute()})
 
 
 @contextmanager
@@ -293,9 +364,7 @@ def _reach(config: Path | None, state_dir: Path | None, *, make: bool) -> Iterat
     """The admin process where one answers, else the database with its lock taken. `make`: it may be a new one."""
     from forebay.ledger.database import DatabaseGone, DatabaseLock
 
-    loaded = load(config, os.environ) if config is not None else Config()
-    if state_dir is not None:
-        loaded = loaded.model_copy(update={"state_dir": state_dir.absolute()})
+    loaded = _where(config, state_dir)
     if not make and not loaded.state_dir.is_dir():
         _fail(f"there is no {loaded.state_dir}; is --config or --state-dir the right one?", EX_UNAVAILABLE)
     admin = _Admin(admin_socket(loaded.state_dir))

@@ -35,6 +35,12 @@ def load(path: Path, env: Mapping[str, str]) -> Config:
     return read(path, env).config
 
 
+def load_only(path: Path, env: Mapping[str, str], *sections: str) -> Config:
+    """As `load`, for a command that needs only these keys of the top level: what is wrong below the others, a variable
+    that is not set among them, does not matter. The others have their defaults in what is returned."""
+    return _read_file(path, env, sections).config
+
+
 def loads(text: str, name: str, env: Mapping[str, str], *, base: Path | None = None) -> Config:
     """As `load`, for text; `name` stands in messages for the file, `base` is the folder of relative paths."""
     return _read(text, name, env, base).config
@@ -42,6 +48,10 @@ def loads(text: str, name: str, env: Mapping[str, str], *, base: Path | None = N
 
 def read(path: Path, env: Mapping[str, str]) -> Source:
     """As `load`, keeping the lines for `advise`."""
+    return _read_file(path, env)
+
+
+def _read_file(path: Path, env: Mapping[str, str], sections: tuple[str, ...] = ()) -> Source:
     name = str(path)
     try:
         with path.open("rb") as file:
@@ -51,7 +61,7 @@ def read(path: Path, env: Mapping[str, str]) -> Source:
     text = document.decode(data)
     if isinstance(text, Trouble):
         raise ConfigError(_problems(name, [text]))
-    return _read(text, name, env, path.parent)
+    return _read(text, name, env, path.parent, sections)
 
 
 def advise(config: Config, source: Source | None = None) -> list[Problem]:
@@ -73,8 +83,11 @@ def advise(config: Config, source: Source | None = None) -> list[Problem]:
     return sorted(found, key=lambda problem: problem.line)
 
 
-def _read(text: str, name: str, env: Mapping[str, str], base: Path | None) -> Source:
+def _read(text: str, name: str, env: Mapping[str, str], base: Path | None, sections: tuple[str, ...] = ()) -> Source:
     tree, troubles = document.parse(text)
+    if sections and isinstance(tree.value, dict):
+        left_out = Config.model_fields.keys() - set(sections)
+        tree.value = {key: node for key, node in tree.value.items() if key not in left_out}
     troubles += document.interpolate(tree, env)
     _anchor_paths(tree, base)
     spoilt = {trouble.path for trouble in troubles if trouble.spoils}
