@@ -163,9 +163,8 @@ class Connection(Intake):
         if self._reply is not None:
             self.server.counters.bytes_out += self._reply.sent
             self._reply = None
-        self._stage = DEAF
-        if self._transport is not None:
-            self._transport.close()
+        self._pending = None
+        self._linger()
 
     def raw_writer(self) -> Callable[[bytes], None] | None:
         return self._transport.write if self._transport is not None else None
@@ -180,8 +179,8 @@ class Connection(Intake):
         return sock.fileno() if sock is not None else -1
 
     def close_if_idle(self) -> None:
-        if self._reply is None and not self._pending and self._stage is IDLE and self._transport is not None:
-            self._transport.close()
+        if self._reply is None and not self._pending and self._stage is IDLE:
+            self._linger()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -205,8 +204,8 @@ class Connection(Intake):
             self._refuse(errors.too_slow("request head", timeouts.header), None)
         elif self._stage is BODY:
             self._refuse(errors.too_slow("request body", timeouts.body), self._request)
-        elif self._transport is not None:
-            self._transport.close()
+        else:
+            self._linger()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
