@@ -505,8 +505,17 @@ def test_http_1_0_answer(gateway: Gateway, engines: Engines) -> None:
 def test_more_bytes_than_promised(gateway: Gateway, engines: Engines) -> None:
     """They are nobody's: the next client's answer is its own."""
     poison = whole(200, b'{"poison": 1}')
+    dropped = threading.Event()
+
+    def poisoning(talk: Talk) -> None:
+        talk.send(whole(200, ANSWER), poison)
+        talk.wait_gone()
+        dropped.set()
+
     for _ in range(3):
-        assert play(gateway, engines, says(whole(200, ANSWER), poison)).body == ANSWER
+        dropped.clear()
+        assert play(gateway, engines, poisoning).body == ANSWER
+        assert dropped.wait(5)  # behind a request already sent they would pass for its answer
         assert gateway.ask(chat()).body == ANSWER
     two = whole(200, ANSWER) + poison
     for data in (two, two[:-5], two[:-20], whole(200, ANSWER) + b"HTTP/1.1 200"):
