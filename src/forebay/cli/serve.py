@@ -179,15 +179,13 @@ def _companion(built_in: BuiltIn) -> Companion:
         entry = Engine(name="built-in", url=f"http://127.0.0.1:{port}", kind=EngineKind.VLLM, health_interval=1.0)
         return Companion(Plan("engine", lambda: arguments, (listening, theirs)), entry, (listening, theirs, ours))
     os.close(listening)
-    from forebay.engines.local import LocalUnavailable, model_path
+    from forebay.engines.local import LocalUnavailable, model_path, server_command
 
     try:
         path = model_path()
     except LocalUnavailable as e:
         raise CannotStart(EX_UNAVAILABLE, str(e)) from None
-    arguments = python(
-        "forebay.engines.local_server", "--model", str(path), "--port", str(port), "--parent-fd", str(theirs)
-    )
+    arguments = server_command(path, port, theirs)
     entry = Engine(
         name="local",
         url=f"http://127.0.0.1:{port}",
