@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from pathlib import Path
 
@@ -87,6 +88,9 @@ def test_both_formats_parse(admin: Admin, worker: FakeWorker) -> None:
         processes = {s.labels["process"] for s in families["forebay_process_resident_memory_bytes"].samples}
         assert processes == {"supervisor", "admin", "worker-0"}
         assert all(s.value > 0 for s in families["forebay_process_open_fds"].samples)
+        limits = {s.labels["process"]: s.value for s in families["forebay_process_max_fds"].samples}
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # which the processes inherit
+        assert limits == dict.fromkeys(processes, float(soft))
         assert families["forebay_database_up"].samples
     assert admin.get("/metrics", method="HEAD").body == b""
 

@@ -7,10 +7,12 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from email.utils import formatdate
 from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.server import ServerState
 
 CONNECTIONS: Final = 128
 """Connections a listener holds; the next ones get 503."""
@@ -22,6 +24,18 @@ GRACE: Final = 2
 """Seconds that running answers have at the end."""
 
 _log = logging.getLogger("forebay.admin")
+
+
+class _State(ServerState):
+    """uvicorn puts the headers of its last tick into an answer, and ticks are rare here: Date is made anew."""
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"date", formatdate(usegmt=True).encode())]
+
+    @default_headers.setter
+    def default_headers(self, value: list[tuple[bytes, bytes]]) -> None:
+        """What a tick would keep."""
 
 
 class Server(uvicorn.Server):
@@ -37,12 +51,14 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                date_header=False,
                 proxy_headers=False,
                 limit_concurrency=CONNECTIONS,
                 timeout_keep_alive=5,
                 timeout_graceful_shutdown=GRACE,
             )
         )
+        self.server_state = _State()
         self._sock = sock
         self.ready = asyncio.Event()
         self._quiet: dict[object, float] = {}
@@ -66,7 +82,7 @@ class Server(uvicorn.Server):
         while not self._stopped.is_set():
             await self.on_tick(counter)
             self._close_idle()
-            counter += 10  # its `on_tick` renews the Date header at every tenth
+            counter += 1
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK):
                     await self._stopped.wait()
