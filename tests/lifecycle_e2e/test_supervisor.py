@@ -172,10 +172,8 @@ def test_a_second_instance_is_refused(where: Path) -> None:
     with built_in(where) as forebay:
         code, text = refused(*BUILT_IN, "--state-dir", str(forebay.state_dir))
         assert code == 69
-        assert (
-            text
-            == f"forebay serve: another Forebay runs with state_dir {forebay.state_dir}; give this one another by --state-dir\n"
-        )
+        why = f"another Forebay runs with state_dir {forebay.state_dir}; give this one another by --state-dir"
+        assert text == f"forebay serve: {why}\n"
         assert forebay.call("POST", "/v1/chat/completions", chat(3, stream=False))[0] == 200
 
 

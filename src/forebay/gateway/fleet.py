@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NoReturn
 from urllib.parse import urlsplit
 
@@ -32,8 +32,6 @@ MAX_MODELS = 1_000
 """Models believed of one engine's list."""
 MODELS_EVERY = 5
 """Health checks between two looks at the model list."""
-
-
 EAGER, EAGER_SECONDS = 0.1, 15.0
 """Seconds between checks of an engine that is not there yet, and for how long it is expected so eagerly."""
 
@@ -299,10 +297,9 @@ class Fleet:
             else:
                 handle.report = adapter.report(page.decode("utf-8", "replace"))
 
-    def close(self) -> Iterable[Handle]:
+    def close(self) -> None:
         for handle in self.handles.values():
             handle.pool.close()
-        return self.handles.values()
 
     def __repr__(self) -> str:
         return f"<Fleet {list(self.handles.values())}>"
