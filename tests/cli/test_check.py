@@ -79,13 +79,14 @@ def test_a_good_file(tmp_path: Path) -> None:
 
 def test_warnings_are_shown_and_the_file_can_be_used(tmp_path: Path) -> None:
     file = tmp_path / "forebay.yaml"
-    file.write_text("admin: 0.0.0.0:8081\nlogging: {bodies: true}\n")
+    file.write_text("admin: 0.0.0.0:8081\nlogging: {bodies: true}\nengines: []\n")
     done = check(file)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
         f"{file}:1: admin: warning: the admin port is open to the network, without keys (found 0.0.0.0:8081)\n"
         f"{file}:2: logging.bodies: warning: prompts and answers are written to the log\n"
-        f"{file}: can be used, with 2 warnings\n"
+        f"{file}:3: engines: warning: there are none: `forebay serve` needs one here, or its --engine\n"
+        f"{file}: can be used, with 3 warnings\n"
     )
 
 

@@ -46,7 +46,7 @@ CASES = {
     ),
     "open to anyone": (
         "listeners:\n  - address: 127.0.0.1:8080\n  - address: 0.0.0.0:8443\nadmin: '[::]:8081'\n"
-        "callers: {anonymous: {enabled: true}}\nlogging:\n  bodies: true\n",
+        "callers: {anonymous: {enabled: true}}\nlogging:\n  bodies: true\nengines: [{name: a, url: 'http://h'}]\n",
         ["3: listeners[1].address: warning: anyone who reaches this address is served (callers.anonymous.enabled) "
          "(found 0.0.0.0:8443)",
          "4: admin: warning: the admin port is open to the network, without keys (found [::]:8081)",
@@ -66,7 +66,10 @@ CASES = {
          "7: engines[0].max_idle: warning: more than max_connections (10) (found 20)",
          "9: engines[0].health_timeout: warning: over ten times health_interval (5 s) (found 51)"],
     ),
-    "nothing": ("", []),
+    "no engine": (
+        "metrics: {}\nengines: []\n",
+        ["2: engines: warning: there are none: `forebay serve` needs one here, or its --engine"],
+    ),
 }  # fmt: skip
 
 
@@ -81,7 +84,15 @@ def test_what_is_legal_and_probably_not_meant(case: str, tmp_path: Path) -> None
     assert KEY not in "".join(map(str, warnings))
 
 
+def test_an_empty_file_can_be_used_with_an_engine_of_ours(tmp_path: Path) -> None:
+    file = tmp_path / "forebay.yaml"
+    file.write_text("")
+    source = read(file, {})
+    expected = f"{file}: engines: warning: there are none: `forebay serve` needs one here, or its --engine"
+    assert list(map(str, advise(source.config, source))) == [expected]
+
+
 def test_without_the_text_there_are_no_lines() -> None:
-    config = loads("admin: 0.0.0.0:1\n", "x", {})
+    config = loads("admin: 0.0.0.0:1\nengines: [{name: a, url: 'http://h'}]\n", "x", {})
     expected = "configuration: admin: warning: the admin port is open to the network, without keys (found 0.0.0.0:1)"
     assert list(map(str, advise(config))) == [expected]

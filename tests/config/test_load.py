@@ -8,15 +8,18 @@ from typing import NamedTuple
 
 import pytest
 
+from forebay.config import database_url
 from forebay.config.load import load, loads
 from forebay.config.models import Class, Config
 from forebay.config.problems import ConfigError
+from forebay.state.messages import admin_socket, worker_socket
 
 NAME = "a name of 1 to 128 characters: letters, digits and . _ : / @ + -, beginning with a letter or digit"
 ADDRESS = "an address is written host:port (port 0 to 65535), [v6]:port or unix:/absolute/path"
 ENGINE = (
     "name, url, kind, models, api_key, tls, max_connections, max_idle, health_interval, health_timeout, unhealthy_after"
 )
+DATABASE = "postgresql://user:password@host/name or sqlite:////path/forebay.db"
 ENV = {"PORT": "8000", "WORD": "hidden-in-the-environment", "EMPTY": "", "YAML": "x\nadmin: 0.0.0.0:1 # {a: [b"}
 
 
@@ -146,6 +149,17 @@ BAD = [
         ["3: models.a.defaults: model, stream cannot have a default (found a mapping)",
          '5: models["gpt-4.1"].defaults: a default must be a value that JSON has: no .nan, no .inf (found a mapping)']),
     # --- secrets
+    Bad("database of another kind", "database: mysql+aiomysql://u:geheim@h/x\n",
+        [f"1: database: 'mysql+aiomysql' is not supported (allowed {DATABASE})"]),
+    Bad("database by a driver of its own", "admin: 127.0.0.1:9\ndatabase: postgresql+asyncpg://u:geheim@h/x\n",
+        [f"2: database: 'postgresql+asyncpg' is not supported (allowed {DATABASE})"]),
+    Bad("database with a word for a port", "database: postgresql://u:geheim@h:port/x\n",
+        [f"1: database: the port is not a number (allowed {DATABASE})"]),
+    Bad("database that is no URL", "database: geheim\n", [f"1: database: not a URL (allowed {DATABASE})"]),
+    Bad("database in memory", "database: sqlite://\n",
+        [f"1: database: an SQLite URL names a file, after three slashes (allowed {DATABASE})"]),
+    Bad("state_dir too long for sockets", f"state_dir: /{'x' * 90}\n",
+        ["1: state_dir: too long by 2 bytes: a socket's path has at most 107, and sockets are made in it"]),
     Bad("secrets are not shown", "database: 3\nengines:\n  - {name: a, url: http://h, api_key: 12345}\n"
         "  - {name: b, url: http://h, api_key: 'two words'}\ncallers:\n  keys:\n    - sk-in-the-wrong-place\n"
         "    - {name: b, key: sk-too-short}\n",
@@ -275,3 +289,34 @@ def test_lines_are_those_of_the_keys() -> None:
     with pytest.raises(ConfigError) as raised:
         loads("limits:\n  pipelined:\n\n    0\n", "x", {})
     assert [p.line for p in raised.value.problems] == [2]
+
+
+def test_the_longest_state_dir_is_the_one_whose_sockets_can_be_bound(tmp_path: Path) -> None:
+    room = 107 - len(str(worker_socket(Path("/"), 0)))
+    fits = "/" + "x" * (room - 1)
+    assert loads(f"state_dir: {fits}", "f", {}).state_dir == Path(fits)
+    assert len(str(worker_socket(Path(fits), 0))) == 107
+    assert len(str(admin_socket(Path(fits)))) <= 107
+    with pytest.raises(ConfigError, match="too long by 1 bytes"):
+        loads(f"state_dir: {fits}x", "f", {})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:////var/lib/forebay.db",
+        "sqlite+pysqlite:///relative.db",
+        "postgresql://u:p/w?d@h:5432/x",
+        "postgres://h/x",
+        "postgresql+psycopg:///x?host=/run/postgresql",
+        "postgresql://u@[::1]:5432/x",
+    ],
+)
+def test_databases_that_are_ours(url: str) -> None:
+    assert loads(f"database: {url}", "f", {}).database == url
+
+
+def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_url, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs its driver; install forebay\[postgres\]"):
+        loads("database: postgresql://h/x", "f", {})

@@ -14,6 +14,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
+from forebay.config import database_url
 from forebay.ledger import database as module
 from forebay.ledger.database import (
     SCRIPTS,
@@ -215,9 +216,12 @@ def test_a_postgres_password_is_never_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nonsense", "database: not a URL; write postgresql://"),
-        ("postgresql://h:port/x", "database: not a URL"),
-        ("mysql://root@localhost/x", "database: 'mysql' is not supported; use postgresql:// or sqlite://"),
+        ("nonsense", "database: not a URL; use postgresql://"),
+        ("postgresql://h:port/x", "database: the port is not a number"),
+        (
+            "mysql://root@localhost/x",
+            "database: 'mysql' is not supported; use postgresql://user:password@host/name or sqlite:////path/forebay.db",
+        ),
         ("postgresql+asyncpg://h/x", "'postgresql.asyncpg' is not supported"),
         ("sqlite://", "an SQLite URL names a file"),
         ("sqlite:///:memory:", "an SQLite URL names a file"),
@@ -229,7 +233,7 @@ def test_urls_that_are_refused(tmp_path: Path, url: str, message: str) -> None:
 
 
 def test_without_the_driver_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(database_url, "find_spec", lambda name: None)
     with pytest.raises(DatabaseUrl, match=r"install forebay\[postgres\]"):
         Database("postgresql://h/x", tmp_path)
 

@@ -12,6 +12,8 @@ from forebay.config.models import Config
 
 def cautions(config: Config, tree: Node | None) -> Iterator[Trouble]:
     """`tree` is the text's, where there is one: what was written out instead of taken from a variable is told by it."""
+    if not config.engines:
+        yield Trouble(0, ("engines",), "there are none: `forebay serve` needs one here, or its --engine")
     yield from _engines(config, tree)
     yield from _models(config)
     yield from _callers(config, tree)

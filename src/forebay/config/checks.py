@@ -10,9 +10,13 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 
+from forebay.config import database_url
 from forebay.config.document import Node, Path, Trouble, dotted
 from forebay.config.models import Address
 from forebay.errors import shown
+
+MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path (unix(7))."""
 
 
 def clashes(tree: Node) -> Iterator[Trouble]:
@@ -22,6 +26,8 @@ def clashes(tree: Node) -> Iterator[Trouble]:
     yield from _aliases(tree)
     yield from _addresses(tree)
     yield from _any_key(tree)
+    yield from _state_dir(tree)
+    yield from _database(tree)
 
 
 def _text(node: Node | None, *path: str | int) -> Node | None:
@@ -119,6 +125,23 @@ def _any_key(tree: Node) -> Iterator[Trouble]:
         if path[0] == "listeners" and not address.loopback:
             message = f"any_key is for loopback listeners only, and {dotted(path)} is {address}"
             yield Trouble(any_key.line, any_key.path, message)
+
+
+def _state_dir(tree: Node) -> Iterator[Trouble]:
+    """Sockets are made in it: the longest path is the workers' (state.messages, worker_socket)."""
+    if (node := _text(tree, "state_dir")) is None or "\0" in str(node.value):
+        return
+    longest = str(FilePath(str(node.value)) / "run" / "worker-0.sock")
+    over = len(longest.encode("utf-8", "surrogatepass")) - MAX_SOCKET_PATH
+    if over > 0:
+        message = f"too long by {over} bytes: a socket's path has at most {MAX_SOCKET_PATH}, and sockets are made in it"
+        yield Trouble(node.line, node.path, message)
+
+
+def _database(tree: Node) -> Iterator[Trouble]:
+    node = _text(tree, "database")
+    if node is not None and (why := database_url.unsupported(str(node.value))):
+        yield Trouble(node.line, node.path, why, allowed=database_url.ALLOWED)
 
 
 def _true(node: Node) -> bool:

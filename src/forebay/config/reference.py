@@ -17,7 +17,8 @@ what was found and what is allowed. It exits with 0 when the file can be used, w
 cannot; `--format json` prints the same for programs. [examples/forebay.yaml](../examples/forebay.yaml) is a commented
 example.
 
-A key that is not listed here is an error. An empty file is legal and means the defaults. The file is UTF-8, one YAML
+A key that is not listed here is an error. An empty file is legal and means the defaults; without `engines`
+`forebay serve` needs `--engine`, which `forebay check` says as a warning. The file is UTF-8, one YAML
 document of at most {MAX_BYTES >> 20} MiB, nested at most {MAX_DEPTH} deep.
 Anchors, aliases and `<<` work; a key given twice is an error. A relative path is relative to the file's folder, and `~`
 is the home folder.

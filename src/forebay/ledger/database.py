@@ -12,12 +12,12 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, inspect, make_url, text
 
+from forebay.config.database_url import ALLOWED, SQLITE, unsupported
 from forebay.ledger.schema import HEAD
 
 SCRIPTS: Final = Path(__file__).parent / "migrations"
@@ -60,23 +60,13 @@ def parse_url(url: str, state_dir: Path) -> URL:
     """The SQLAlchemy URL of a configured one; the empty one is SQLite in `state_dir`. Raises DatabaseUrl."""
     if not url:
         return URL.create("sqlite", database=str(database_file(state_dir)))
+    if why := unsupported(url):
+        raise DatabaseUrl(f"database: {why}; use {ALLOWED}")
     try:
         parsed = make_url(url)
     except (exc.ArgumentError, ValueError):
-        raise DatabaseUrl(
-            "database: not a URL; write postgresql://user:password@host/name or sqlite:////path"
-        ) from None
-    match parsed.drivername:
-        case "sqlite" | "sqlite+pysqlite":
-            if not parsed.database or parsed.database == ":memory:":
-                raise DatabaseUrl("database: an SQLite URL names a file: sqlite:////path/forebay.db")
-            return parsed.set(drivername="sqlite")
-        case "postgresql" | "postgres" | "postgresql+psycopg":
-            if find_spec("psycopg") is None:
-                raise DatabaseUrl("database: PostgreSQL needs its driver; install forebay[postgres]")
-            return parsed.set(drivername="postgresql+psycopg")
-        case other:
-            raise DatabaseUrl(f"database: '{other}' is not supported; use postgresql:// or sqlite://")
+        raise DatabaseUrl(f"database: not a URL; use {ALLOWED}") from None
+    return parsed.set(drivername="sqlite" if parsed.drivername in SQLITE else "postgresql+psycopg")
 
 
 class Database:
