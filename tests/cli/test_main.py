@@ -80,6 +80,25 @@ def test_a_wrong_option_is_named() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "http://h", "--arrivals", "often"], "'often' is not one of 'poisson', 'uniform'."),
+        (["check", "--format", "xml", "f"], "'xml' is not one of 'text', 'json'."),
+        (["serve", "--engine", "diesel"], "'diesel' is not one of 'emulated', 'local'."),
+        (["engine", "--port", "foo"], "Invalid value for '--port': "),
+        (["engine", "--max-num-seqs", "0"], "forebay engine: --max-num-seqs must be greater than 0, not 0"),
+        (["key", "create", "--name"], "--name"),
+    ],
+)
+def test_a_wrong_value_is_told_from_the_right_ones(arguments: list[str], said: str) -> None:
+    done = forebay(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Value error" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 IMPORTED = """
 import sys
 sys.argv = ["forebay", *{arguments!r}]

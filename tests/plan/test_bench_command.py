@@ -82,8 +82,10 @@ def test_an_unlisted_model_is_noted_and_tried(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rate", "5", "--concurrency", "5"], "give either a rate (open loop) or a concurrency (closed loop)"),
-        (["--rate", "-1"], "rate must be more than 0, not -1"),
+        (["--rate", "5", "--concurrency", "5"], "give either --rate (open loop) or --concurrency (closed loop)"),
+        (["--rate", "-1"], "bench: --rate must be more than 0, not -1"),
+        (["--duration", "0"], "bench: --duration must be more than 0, not 0"),
+        (["--prompt-tokens", "0"], "bench: --prompt-tokens must be more than 0, not 0"),
         (["--extra", "{"], "--extra is not JSON"),
         (["--extra", "[]"], "--extra must be a JSON object"),
         (["--concurrency", "9999999"], "connections that this process may open (ulimit -n)"),

@@ -159,7 +159,10 @@ def _config(text: str) -> Config:
         return Config.model_validate_json(text)
     except ValidationError as e:
         # Without the input: it holds secrets.
-        wrong = [(".".join(map(str, x["loc"])), x["msg"]) for x in e.errors(include_input=False, include_context=False)]
+        wrong = [
+            (".".join(map(str, x["loc"])), x["msg"].removeprefix("Value error, "))
+            for x in e.errors(include_input=False, include_context=False)
+        ]
         raise CannotStart(f"the configuration from the supervisor is not valid: {wrong}") from None
 
 

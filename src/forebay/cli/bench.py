@@ -72,6 +72,17 @@ def command(
             concurrency = 8
         if requests is None and duration is None:
             requests = 100
+        _check(
+            {
+                "--rate": rate,
+                "--concurrency": concurrency,
+                "--requests": requests,
+                "--duration": duration,
+                "--prompt-tokens": prompt_tokens,
+                "--max-tokens": max_tokens,
+                "--timeout": timeout,
+            }
+        )
         target = Target.parse(url)
 
         def plan(name: str) -> Plan:
@@ -108,6 +119,15 @@ def command(
     if result.interrupted:
         raise typer.Exit(130)
     raise typer.Exit(0 if result.completed else 1)
+
+
+def _check(options: dict[str, float | None]) -> None:
+    """Raises LoadError that names the option as it is typed."""
+    if options["--rate"] is not None and options["--concurrency"] is not None:
+        raise LoadError("give either --rate (open loop) or --concurrency (closed loop)")
+    for option, value in options.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise LoadError(f"{option} must be more than 0, not {value:g}")
 
 
 def _most_connections() -> int:

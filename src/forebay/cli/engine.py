@@ -46,7 +46,7 @@ def command(
 ) -> None:
     """Run an emulated vLLM server, for machines without a GPU.
 
-    Exits with 0 after SIGTERM, with 64 for an option that makes no sense and with 71 where the address is taken.
+    Exits with 0 after SIGTERM, with 2 for an option that makes no sense and with 71 where the address is taken.
     """
     options = Options(
         host=host,

@@ -122,7 +122,8 @@ def _dispatch(name: str, arguments: list[str]) -> int:
     app.rich_markup_mode = None
     app.pretty_exceptions_enable = False
     try:
-        app(args=arguments, prog_name=f"forebay {name}")
+        # Not standalone, so that what is wrong with the arguments is said below.
+        code = app(args=arguments, prog_name=f"forebay {name}", standalone_mode=False)
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else int(e.code is not None)
     except KeyboardInterrupt:
@@ -131,8 +132,22 @@ def _dispatch(name: str, arguments: list[str]) -> int:
         if _is_config_error(e):
             print(e, file=sys.stderr)
             return EX_CONFIG
+        if (code := _say_usage_error(e)) is not None:
+            return code
         raise
-    return 0
+    return code if isinstance(code, int) else 0
+
+
+def _say_usage_error(error: Exception) -> int | None:
+    """The exit code for arguments that cannot be understood, once that is said; None for another error. typer exports
+    no class for these: what they have is an exit code and a way to show themselves."""
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if not callable(show) or not isinstance(code, int):
+        return None
+    if isinstance(message := getattr(error, "message", None), str):
+        error.message = message.removeprefix("Value error, ")  # type: ignore[attr-defined] # pydantic's, through typer
+    show()
+    return code
 
 
 def _is_config_error(error: Exception) -> bool:

@@ -26,7 +26,8 @@ from forebay.wire.server import Server
 from forebay.wire.ticker import Ticker
 
 EX_OSERR: Final = 71
-EX_USAGE: Final = 64
+USAGE: Final = 2
+"""argparse's and typer's exit code for a command line that cannot be understood."""
 _NEVER: Final = 86_400.0
 _FLUSH_SECONDS: Final = 1.0
 """For the last bytes of answers that are whole."""
@@ -96,9 +97,12 @@ def parser() -> argparse.ArgumentParser:
 
 def settings_of(args: Options) -> Settings:
     """Raises ValueError that names the option."""
-    faults = tuple(parse(text) for text in args.fault)
+    try:
+        faults = tuple(parse(text) for text in args.fault)
+    except BadFault as e:
+        raise BadFault(f"--fault: {e}") from None
     if any(f.kind is Kind.REFUSE for f in faults):
-        raise BadFault("fault 'refuse' counts from now, so it is set over HTTP: PUT /control/faults")
+        raise BadFault("--fault: 'refuse' counts from now, so it is set over HTTP: PUT /control/faults")
     if args.max_model_len < 1:
         raise ValueError(f"--max-model-len must be at least 1, not {args.max_model_len}")
     if args.max_num_queued_reqs is not None and args.max_num_queued_reqs < 1:
@@ -114,19 +118,22 @@ def settings_of(args: Options) -> Settings:
         models=models,
         max_model_len=args.max_model_len,
         seed=args.seed,
-        rates=Rates(
-            max_num_seqs=args.max_num_seqs,
-            prefill_rate=args.prefill_rate,
-            decode_rate=args.decode_rate,
-            batch_slowdown=args.batch_slowdown,
-            kv_tokens=args.kv_tokens,
-            block_size=args.block_size,
-        ),
+        rates=_rates(args),
         max_num_queued_reqs=args.max_num_queued_reqs,
         api_key=args.api_key,
         allow_fault_header=args.allow_fault_header,
         faults=faults,
     )
+
+
+def _rates(args: Options) -> Rates:
+    """Raises ValueError that names the option."""
+    names = ("max_num_seqs", "prefill_rate", "decode_rate", "batch_slowdown", "kv_tokens", "block_size")
+    try:
+        return Rates(**{name: getattr(args, name) for name in names})
+    except ValueError as e:
+        field, _, rest = str(e).partition(" ")
+        raise ValueError(f"--{field.replace('_', '-')} {rest}") from None
 
 
 def _socket_of(args: Options) -> tuple[socket.socket, bool]:
@@ -206,13 +213,13 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, fd: int, stop: asyncio.Event)
 
 
 def run(options: Options) -> int:
-    """The process's exit code: 0 after SIGTERM or the parent's end, 64 for a bad option, 71 where the address is
+    """The process's exit code: 0 after SIGTERM or the parent's end, 2 for a bad option, 71 where the address is
     taken."""
     try:
         settings = settings_of(options)
     except ValueError as e:
         print(f"forebay engine: {e}", file=sys.stderr)  # noqa: T201
-        return EX_USAGE
+        return USAGE
     try:
         sock, ours = _socket_of(options)
     except (PortTaken, OSError) as e:
