@@ -114,7 +114,7 @@ addresses as Host.
 
 | route | |
 |---|---|
-| `GET /health` | 200 while the admin process lives: state of processes, engines and database as JSON. |
+| `GET /health` | 200 while the admin process lives: state of processes, engines and database as JSON. `status` is `ok`, or `degraded` where an engine is unhealthy, a worker does not answer, the database cannot be used, or `/ready` is not 200. |
 | `GET /ready` | 200 where work may be sent here, else 503; `reasons` says why not. |
 | `GET /metrics` | Prometheus text or OpenMetrics, as Accept asks; the sum of all processes. |
 
@@ -404,7 +404,7 @@ def _processes() -> Iterator[str]:
 
 `forebay check`: {EX_OK} or {EX_CONFIG}. `forebay key`: {EX_OK}; 1 for an id that does not exist; {USAGE} for a wrong
 field; {EX_UNAVAILABLE} where neither the admin process nor the database can be used; {EX_CONFIG} as above.
-`forebay bench`: {EX_OK}; 1 where no request completed; {USAGE} where the load could not be made; 130 interrupted.
+A command line that cannot be understood is {USAGE} for every command. `forebay bench`: {EX_OK}; 1 where no request completed; {USAGE} where the load could not be made; 130 interrupted.
 `forebay engine`: see [engine.md](engine.md).
 
 ## Signals
