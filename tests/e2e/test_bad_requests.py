@@ -254,7 +254,9 @@ def test_passes_untouched(gateway: Gateway, engines: Engines, body: bytes) -> No
     test = new_id("same")
     assert gateway.ask(body, x_test=test).status == 200
     got = engines.raw.one(test).body
-    if body.count(b'"model"') == 1 and b"\\u006" not in body:  # else in doubt, so said anew
+    if body.count(b'"model"') == 1 and not any(
+        b"\\u00%d" % n in body for n in (5, 6, 7)
+    ):  # else in doubt, so said anew
         assert got == body
     else:
         assert json.loads(got) == json.loads(body)
@@ -268,7 +270,9 @@ def test_streams_untouched_but_for_usage(gateway: Gateway, engines: Engines, bod
     assert gateway.ask(body, x_test=test).status == 200
     got = engines.raw.one(test).body
     asked = b'"stream_options":{"include_usage":true},'
-    if body.count(b'"model"') == 1 and b"\\u006" not in body:  # else in doubt, so said anew
+    if body.count(b'"model"') == 1 and not any(
+        b"\\u00%d" % n in body for n in (5, 6, 7)
+    ):  # else in doubt, so said anew
         assert got == body[:at] + asked + body[at:]
     else:
         assert json.loads(got) == {**json.loads(body), "stream_options": {"include_usage": True}}

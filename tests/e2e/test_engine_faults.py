@@ -139,7 +139,7 @@ BROKEN: dict[str, tuple[Script, str]] = {
     "says 302": (says(whole(302, b"", "location: http://127.0.0.1:1/")), "The engine failed: it answered 302."),
     "says 401": (
         says(whole(401, b'{"error": "Unauthorized"}')),
-        "The engine failed: it answered 401: Unauthorized.",
+        "The engine failed: it answered 401.",
     ),
     "says 403": (says(whole(403, b"<html>", kind="text/html")), "The engine failed: it answered 403."),
     "says 500": (

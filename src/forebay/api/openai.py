@@ -214,7 +214,7 @@ def rewritten(body: bytes, replace: Mapping[str, bytes], defaults: Mapping[str, 
 
 def asking_for_usage(body: bytes) -> bytes:
     """A stream request's body with `stream_options.include_usage` set, its other options untouched."""
-    if b'"stream_options"' not in body:
+    if b'"stream_options"' not in body and not _escapes_a_letter(body):
         return with_first_field(body, b'"stream_options":{"include_usage":true}')
     fields: dict[str, Raw] = _fields_decoder.decode(body)
     given = fields.get("stream_options")
@@ -226,11 +226,16 @@ def asking_for_usage(body: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
+def _escapes_a_letter(body: bytes) -> bool:
+    """Whether a lower-case letter or `_` may be written as an escape somewhere: a key can be hidden that way."""
+    return b"\\" in body and (b"\\u006" in body or b"\\u007" in body or b"\\u005" in body)
+
+
 def names_twice(body: bytes) -> bool:
     """Whether the body may hold a key of the request itself twice, "model" above all, spelt out or with an escape (its
     letters are all \\u006X): of two, an engine could read the other one than was checked. Bodies over 64 KiB that look
     like it are taken to."""
-    if body.count(b'"model"') == 1 and not (b"\\" in body and b"\\u006" in body):
+    if body.count(b'"model"') == 1 and not _escapes_a_letter(body):
         return False
     if len(body) > _CLOSE_LOOK:
         return True
@@ -239,7 +244,10 @@ def names_twice(body: bytes) -> bool:
     def keep(found: list[tuple[str, object]]) -> None:
         pairs.append(found)
 
-    json.loads(body, object_pairs_hook=keep)
+    try:
+        json.loads(body, object_pairs_hook=keep, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):  # msgspec read it, so it is JSON: look no closer
+        return True
     keys = [key for key, _ in pairs[-1]]  # the outermost object is closed last
     return len(set(keys)) != len(keys)
 

@@ -85,6 +85,9 @@ def prepare_state_dir(path: Path) -> int:
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
+        found = path.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & stat.S_ISVTX:
+            raise CannotStart(EX_OSERR, f"state_dir {path} must be a folder of this user's alone")
         path.chmod(0o700)
         run_dir(path).mkdir(mode=0o700, exist_ok=True)
         lock = os.open(run_dir(path) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -88,7 +88,7 @@ class Gateway:
         try:
             request.context = self._screen(request)
         except Refusal as refusal:
-            return refusal
+            return refusal.with_traceback(None)  # whose frames hold the request, which will hold the refusal
         return None
 
     def on_request(self, request: Request, reply: Reply) -> None:
@@ -97,6 +97,8 @@ class Gateway:
         reply.extra = b"x-request-id: %b\r\n%b" % (request_id, front.cors)
         now = monotonic()
         try:
+            if front.generation != self.callers.generation:  # keys changed while the body came, or it waited its turn
+                front = request.context = self._screen(request)
             if front.answer is None:
                 self._exchange(request, reply, front, request_id, now).go()
                 return
@@ -130,6 +132,8 @@ class Gateway:
         if route is not None:
             _require_method(request, b"POST")
             kind = request.fields.get(b"content-type")
+            if kind is None and b"origin" in request.fields:
+                raise errors.unsupported_media_type("nothing")  # a browser asks for leave only where it says JSON
             if kind is not None and kind != b"application/json" and media_type(kind) != b"application/json":
                 raise errors.unsupported_media_type(kind.decode("latin-1"))
             if b"content-encoding" in request.fields:

@@ -271,6 +271,6 @@ def _bare_address(hop: str) -> str | None:
     elif text.count(":") == 1:
         text = text.partition(":")[0]
     try:
-        return str(ipaddress.ip_address(text))
+        return str(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
         return None

@@ -342,7 +342,9 @@ class Exchange(ABC):
             self._retry(errors.overloaded("engine_overloaded", "Every engine for this model is full.", seconds))
         elif meaning is Outcome.ENGINE_ERROR:
             self._count_failure(f"status_{status // 100}xx")
-            self._retry(errors.engine_failed(f"it answered {status}{_said(body)}"))
+            # What an engine says of credentials may hold ours.
+            said = "" if status in (401, 403, 407) else _said(body)
+            self._retry(errors.engine_failed(f"it answered {status}{said}"))
         else:
             self._pass_refusal(status, body)
 

@@ -13,7 +13,11 @@ MAX_BODY = 8 << 20
 
 
 class FetchFailed(Exception):
-    """No 200 came back; says why."""
+    """No 200 came back; says why. `ours`: for a want of ours, not of the engine's."""
+
+    def __init__(self, why: str, *, ours: bool = False) -> None:
+        super().__init__(why)
+        self.ours = ours
 
 
 class Target(Protocol):
@@ -52,7 +56,7 @@ class _Collect(WholeInParts):
 
     def on_fail(self, failure: Failure, detail: str) -> None:
         if not self._done.done():
-            self._done.set_exception(FetchFailed(detail or failure.value))
+            self._done.set_exception(FetchFailed(detail or failure.value, ours=failure is Failure.FULL))
 
 
 async def fetch(target: Target, path: bytes, seconds: float) -> bytes:

@@ -280,7 +280,9 @@ class Fleet:
             if not handle.config.models and (known is None or checks % MODELS_EVERY == 0):
                 handle.discovered = _model_ids(await fetch(handle, adapter.models_path, seconds))
         except FetchFailed as e:
-            if handle.failed(str(e)):
+            if e.ours:
+                log.error("engine %s cannot be checked: %s", handle.name, e)
+            elif handle.failed(str(e)):
                 log.warning("engine %s is out: %s", handle.name, e)
                 self.rebuild()
             return
@@ -319,4 +321,4 @@ def _model_ids(body: bytes) -> tuple[str, ...]:
         found = msgspec.json.decode(body, type=_List)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise FetchFailed(f"its model list cannot be read: {errors.shown(e)}") from None
-    return tuple(m.id for m in found.data[:MAX_MODELS] if 0 < len(m.id) <= 256)
+    return tuple(m.id for m in found.data[:MAX_MODELS] if 0 < len(m.id) <= 256 and m.id.isprintable())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from typing import Final
 
@@ -43,6 +42,10 @@ _NOT_DOWNSTREAM: Final = HOP_BY_HOP | {
     b"vary",
     b"set-cookie",
     b"alt-svc",
+    b"clear-site-data",
+    b"refresh",
+    b"www-authenticate",
+    b"access-control-allow-private-network",
     b"strict-transport-security",
     b"access-control-allow-origin",
     b"access-control-allow-credentials",
@@ -54,6 +57,7 @@ _NOT_DOWNSTREAM: Final = HOP_BY_HOP | {
 _PLAIN_CONNECTION: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 _ID_CHARS: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 MAX_ID: Final = 128
+_ID_BYTES: Final = 12
 
 
 def upstream_block(request: Request) -> bytes:
@@ -76,14 +80,18 @@ def downstream_block(headers: list[Header]) -> bytes:
 
 
 class RequestIds:
-    """Ids for requests that bring none: random a process, counted within it."""
+    """Ids for requests that bring none: 96 random bits, since who knows an id may cancel under the same key."""
 
     def __init__(self) -> None:
-        self._prefix = b"req-%b-" % secrets.token_hex(8).encode()
-        self._count = itertools.count(1)
+        self._random = b""
+        self._at = 0
 
     def new(self) -> bytes:
-        return b"%b%x" % (self._prefix, next(self._count))
+        at = self._at
+        if at >= len(self._random):
+            self._random, at = secrets.token_bytes(_ID_BYTES * 256), 0
+        self._at = at + _ID_BYTES
+        return b"req-" + self._random[at : self._at].hex().encode()
 
 
 def given_id(request: Request) -> bytes | None:

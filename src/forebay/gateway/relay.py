@@ -39,7 +39,7 @@ class Unary(Exchange):
     heard_at = 0.0
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
-        self._parts: list[bytes] = []
+        self._parts = bytearray()
         self._size = 0
         self._passing = False
         self._tail = b""
@@ -58,7 +58,7 @@ class Unary(Exchange):
             self._tail = (self._tail + data)[-TAIL:]
             self.reply.write(data)
             return
-        self._parts.append(data)
+        self._parts += data
         if self._size > PASS_THROUGH and not self.entry.renames:
             self._pass()
         elif self._size > self.gateway.limits.response_bytes:
@@ -68,7 +68,7 @@ class Unary(Exchange):
         return
 
     def _pass(self) -> None:
-        held = b"".join(self._parts)
+        held = bytes(self._parts)
         self._parts.clear()
         self._passing = True
         self._tail = held[-TAIL:]
@@ -86,8 +86,7 @@ class Unary(Exchange):
             self.reply.end()
             self.complete()
             return
-        parts = self._parts
-        self._deliver(parts[0] if len(parts) == 1 else b"".join(parts), self.downstream_head())
+        self._deliver(bytes(self._parts), self.downstream_head())
 
     def on_whole(self, memo: AnswerMemo, body: bytes) -> None:
         self.status = 200
@@ -178,14 +177,15 @@ class Stream(Exchange):
             return
         tap = self._tap
         if not block:
-            if tap is not None:
-                tap.forget_for_now()  # the next read goes on within an event
+            pass
         elif tap is None:
             self._before_content(block)
         elif self._done or self._late_lf or b'"usage"' in block or DONE in block or b'"error"' in block:
             self._look_into(block, tap)
         else:
             self._pass(block, tap)
+        if self._framer.carries and self._tap is not None:
+            self._tap.forget_for_now()  # the next read goes on within an event
 
     def _pass(self, block: bytes, tap: Tap) -> None:
         """Pass on events that hold nothing to act on."""
@@ -199,7 +199,7 @@ class Stream(Exchange):
         self.reply.write(self.entry.renamed(block) if self.entry.renames else block)
 
     def _learn(self, event: bytes, tap: Tap) -> None:
-        suffix = suffix_of(event) if not self._framer.tail else None
+        suffix = suffix_of(event) if not self._framer.carries else None
         if suffix is not None:
             tap.learn(self.entry.shared(suffix))
 

@@ -75,7 +75,7 @@ class Connection(Intake):
         stage = self._stage
         if stage is IDLE:
             memo = self._memo
-            if memo is not None and self._reply is None and not self._pending:
+            if memo is not None and self._reply is None and not self._pending and not self.blocked:
                 body = memo.body_of(data)
                 if body is not None and self._repeat(memo, body):
                     return
@@ -124,6 +124,7 @@ class Connection(Intake):
         reply = self._reply
         if reply is None:
             self._wait_for_more()
+            self._advance()
             return
         self.deadline = NEVER
         if reply.on_resume is not None:
@@ -149,7 +150,7 @@ class Connection(Intake):
                 self.deadline = server.ticker.now + server.timeouts.idle
             else:
                 self._wait_for_more()
-        if self._pending:
+        if self._pending or self._read_paused:
             # Not from within the handler's own call: a row of short answers would nest.
             asyncio.get_running_loop().call_soon(self._advance)
         elif self._last_words is not None:
@@ -222,13 +223,14 @@ class Connection(Intake):
         return True
 
     def _advance(self) -> None:
-        """Hand over the next request."""
-        pending = self._pending
-        if self._reply is not None or not pending or self._transport is None:
+        """Hand over the next request; read on once none is left."""
+        if self._reply is not None or self.blocked or self._transport is None:
             return
-        request = pending.popleft()
-        if self._read_paused and not pending:
+        if not self._pending and self._read_paused:
             self._resume_reading()
+        if not self._pending:
+            return
+        request = self._pending.popleft()
         if request.refusal is None:
             self._hand_over(request)
             return
@@ -272,7 +274,7 @@ class Connection(Intake):
             return
         self._stage = DEAF
         self._request = None
-        self._body = []
+        self._body = b""
         self._last_words = (refusal, request)
         if self._reply is None and not self._pending:
             self._say_last_words()
@@ -321,9 +323,13 @@ class Connection(Intake):
         self.server.watch(self)
 
     def _resume_reading(self) -> None:
+        """Read on, what is there already first."""
         self._read_paused = False
         self.server.unwatch(self)
-        if self._transport is not None:
+        unread, self._unread = self._unread, b""
+        if unread and self._stage is not LINGER and self._stage is not DEAF:
+            self._feed(unread)
+        if not self._read_paused and self._transport is not None:
             self._transport.resume_reading()
 
     def __repr__(self) -> str:

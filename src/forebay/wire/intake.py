@@ -32,6 +32,8 @@ LESSONS = 4
 KEEPALIVE_DISCARD = 262_144
 """A refused body up to this size is read and dropped, and the connection kept."""
 SLACK = 4_096
+SLICE = 8_192
+"""Bytes parsed between two looks at the bounds: a read may hold thousands of small requests."""
 FRAMING = 8
 """Bytes on the wire for a byte of body: one-byte chunks take six."""
 
@@ -74,6 +76,7 @@ class Intake(asyncio.Protocol):
         "_request",
         "_stage",
         "_transport",
+        "_unread",
         "_url",
         "_wire_bytes",
         "deadline",
@@ -92,7 +95,7 @@ class Intake(asyncio.Protocol):
         self._request: Request | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._url = b""
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._body_size = 0
         self._dropped = 0
         self._wire_bytes = 0
@@ -103,6 +106,7 @@ class Intake(asyncio.Protocol):
         self._lessons = LESSONS
         self._head_data = b""
         self._read_paused = False
+        self._unread = b""
         self._peer: Peer | None = None
 
     def write(self, data: bytes) -> None:
@@ -115,22 +119,35 @@ class Intake(asyncio.Protocol):
         raise NotImplementedError
 
     def _feed(self, data: bytes) -> None:
-        """Parse what came. Before that `_stage`, `_head_data` and `_wire_bytes` say what it may begin."""
-        self._fed = len(data)
-        self._wire_bytes += self._fed
+        """Parse what came, in slices, and no further than to the bound on requests sent ahead. Before that `_stage`,
+        `_head_data` and `_wire_bytes` say what it may begin."""
+        at = 0
+        while at < len(data):
+            if self._read_paused:
+                self._unread += data[at:]
+                break
+            piece = data[at : at + SLICE] if at or len(data) > SLICE else data
+            at += SLICE
+            self._fed = len(piece)
+            self._wire_bytes += self._fed
+            self._parse(piece)
+            stage = self._stage
+            if stage is HEAD or stage is BODY:
+                self._check_size(stage)
+            elif stage is not IDLE:
+                break
+        self._head_data = b""
+
+    def _parse(self, data: bytes) -> None:
         while data:
             try:
                 self._parser.feed_data(data)
-                break
+                return
             except httptools.HttpParserUpgrade as e:
                 data = self._past_upgrade(data[e.args[0] :])
             except httptools.HttpParserError as e:
                 self._misparsed(e)
-                break
-        self._head_data = b""
-        stage = self._stage
-        if stage is HEAD or stage is BODY:
-            self._check_size(stage)
+                return
 
     # --- httptools' callbacks ----------------------------------------------------------------------------------------
 
@@ -217,7 +234,14 @@ class Intake(asyncio.Protocol):
         if self._body_size > self.server.limits.body_bytes:
             self._refuse(errors.body_too_large(self.server.limits.body_bytes), request)
             return
-        self._body.append(data)
+        body = self._body
+        if not body:
+            self._body = data
+        elif isinstance(body, bytes):
+            self._body = bytearray(body)
+            self._body += data
+        else:
+            body += data
 
     def on_message_complete(self) -> None:
         request = self._request
@@ -226,8 +250,8 @@ class Intake(asyncio.Protocol):
         self._request = None
         body = self._body
         if body:
-            request.body = body[0] if len(body) == 1 else b"".join(body)
-            self._body = []
+            request.body = body if isinstance(body, bytes) else bytes(body)
+            self._body = b""
             self._body_size = 0
         if self._headers:
             self._headers.clear()  # trailers
@@ -254,6 +278,8 @@ class Intake(asyncio.Protocol):
         limit = self.server.limits.header_bytes
         if stage is HEAD and self._wire_bytes > limit + SLACK:
             self._refuse(errors.headers_too_large(limit), None)
+        elif len(self._headers) > self.server.limits.header_count:
+            self._refuse(errors.too_many_headers(self.server.limits.header_count), self._request)
         elif stage is BODY and self._wire_bytes > limit + SLACK + FRAMING * (self._body_size + self._dropped):
             self._refuse(errors.bad_http("more framing than body"), self._request)
 
@@ -282,6 +308,8 @@ class Intake(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._request = request
         self._stage = BODY
-        request.keep_alive = b"close" not in connection_names(request.fields.get(b"connection", b""))
+        request.keep_alive = not request.http10 and b"close" not in connection_names(
+            b",".join(v for n, v in request.headers if n == b"connection")
+        )
         framing = [h for h in request.headers if h[0] in (b"content-length", b"transfer-encoding")]
         return b"POST / HTTP/1.1\r\n" + block(framing) + b"\r\n" + rest

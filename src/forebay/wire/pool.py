@@ -7,6 +7,7 @@ Its mutable state is two collections: `_idle`, connections without a call (a sta
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -194,6 +195,8 @@ class Pool:
         except ssl.SSLError as e:
             failure, detail = Failure.TLS, getattr(e, "verify_message", "") or e.reason or "TLS failed"
         except OSError as e:
+            if e.errno in (errno.EMFILE, errno.ENFILE):
+                failure = Failure.FULL  # of descriptors: no fault of the engine's
             detail = e.strerror or str(e) or type(e).__name__
         finally:
             self._connecting -= 1

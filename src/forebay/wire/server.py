@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
+import resource
 import select
 import socket
 import ssl
@@ -29,6 +31,8 @@ from forebay.wire.ticker import Ticker
 log = logging.getLogger("forebay.wire")
 
 BACKLOG = 4096
+RESERVED = 64
+"""Descriptors that are not for client or engine connections."""
 
 __all__ = ["Handler", "Reply", "Request", "Server", "ServerCounters"]
 
@@ -64,7 +68,7 @@ class Server:
 
     def __init__(self, handler: Handler, limits: Limits, timeouts: Timeouts, ticker: Ticker) -> None:
         self.handler = handler
-        self.limits = LimitValues.of(limits)
+        self.limits = _within_descriptors(LimitValues.of(limits))
         self.timeouts = TimeoutValues.of(timeouts)
         self.ticker = ticker
         self.counters = ServerCounters()
@@ -96,7 +100,7 @@ class Server:
 
     def configure(self, limits: Limits, timeouts: Timeouts) -> None:
         """New limits, for connections and requests that come after."""
-        self.limits = LimitValues.of(limits)
+        self.limits = _within_descriptors(LimitValues.of(limits))
         self.timeouts = TimeoutValues.of(timeouts)
 
     def start_drain(self) -> None:
@@ -162,6 +166,16 @@ class Server:
 
     def __repr__(self) -> str:
         return f"<Server {len(self.connections)} connections{' draining' if self.draining else ''}>"
+
+
+def _within_descriptors(limits: LimitValues) -> LimitValues:
+    """No more connections than leave each a descriptor for its engine, and some for everything else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(1, (soft - RESERVED) // 2)
+    if limits.connections <= most:
+        return limits
+    log.warning("limits.connections: %d instead of %d, for want of descriptors (ulimit -n)", most, limits.connections)
+    return dataclasses.replace(limits, connections=most)
 
 
 class _LeaveWatch:

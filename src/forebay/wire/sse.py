@@ -69,6 +69,11 @@ class Framer:
         return self._feed(data) if data else b""
 
     @property
+    def carries(self) -> bool:
+        """Whether an event is unfinished."""
+        return bool(self._carry)
+
+    @property
     def tail(self) -> bytes:
         """The unfinished event. Not empty at the end of the stream: the stream was cut in the middle of an event."""
         return bytes(self._carry)
