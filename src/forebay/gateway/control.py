@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,9 @@ from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.messages import Done, EngineState, FamilySnapshot, GetSnapshot, SetKeys, Snapshot
 from forebay.wire.server import Server
 from forebay.wire.tasks import Tasks
+
+
+log = logging.getLogger("forebay.worker")
 
 
 class Control:
@@ -57,8 +61,10 @@ class Control:
                         await channel.send(Done())
                     case _:
                         raise ChannelBroken(f"a worker is not asked for {type(message).__name__}")
-        except (ChannelBroken, ConnectionError):
+        except ConnectionError:
             return
+        except ChannelBroken as e:
+            log.error("the admin process's channel broke: %s", e)
         finally:
             await channel.close()
 

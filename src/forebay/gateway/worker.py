@@ -19,6 +19,7 @@ import time
 
 import msgspec
 import uvloop
+from pydantic import ValidationError
 
 from forebay import errors
 from forebay.config.models import Config, ServerTLS
@@ -99,12 +100,7 @@ class Worker:
             while (message := await self._channel.receive()) is not None:
                 match message:
                     case Reload(text):
-                        config = Config.model_validate_json(text)
-                        gateway.configure(config)
-                        server.configure(config.limits, config.timeouts)
-                        logs.configure(config.logging)
-                        self._renew_certificates(config)
-                        self._config = config
+                        self._reload(text, gateway, server)
                     case Drain(deadline):
                         self._stop_in(deadline)
                     case _:
@@ -112,6 +108,19 @@ class Worker:
         except ChannelBroken as e:
             log.error("the supervisor's channel broke: %s", e)
         self._stop_in(self._config.timeouts.drain)
+
+    def _reload(self, text: str, gateway: Gateway, server: Server) -> None:
+        try:
+            config = Config.model_validate_json(text)
+        except ValidationError as e:
+            wrong = e.errors(include_input=False, include_context=False)  # the input holds secrets
+            log.error("the new configuration cannot be read: %s", [(x["loc"], x["msg"]) for x in wrong])
+            return
+        gateway.configure(config)
+        server.configure(config.limits, config.timeouts)
+        logs.configure(config.logging)
+        self._renew_certificates(config)
+        self._config = config
 
     def _stop_in(self, deadline: float) -> None:
         if not self._stop.done():
