@@ -17,7 +17,6 @@ from forebay.state.messages import Done, EngineState, FamilySnapshot, GetSnapsho
 from forebay.wire.server import Server
 from forebay.wire.tasks import Tasks
 
-
 log = logging.getLogger("forebay.worker")
 
 

@@ -116,9 +116,9 @@ class Worker:
             wrong = e.errors(include_input=False, include_context=False)  # the input holds secrets
             log.error("the new configuration cannot be read: %s", [(x["loc"], x["msg"]) for x in wrong])
             return
+        logs.configure(config.logging)
         gateway.configure(config)
         server.configure(config.limits, config.timeouts)
-        logs.configure(config.logging)
         self._renew_certificates(config)
         self._config = config
 

@@ -174,7 +174,7 @@ def _within_descriptors(limits: LimitValues) -> LimitValues:
     most = max(1, (soft - RESERVED) // 2)
     if limits.connections <= most:
         return limits
-    log.warning("limits.connections: %d instead of %d, for want of descriptors (ulimit -n)", most, limits.connections)
+    log.info("limits.connections: %d instead of %d, for want of descriptors (ulimit -n)", most, limits.connections)
     return dataclasses.replace(limits, connections=most)
 
 
