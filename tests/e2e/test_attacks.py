@@ -185,8 +185,12 @@ def test_answers_that_nobody_reads(gateway: Gateway) -> None:
         sock.setblocking(False)
         before = resident(gateway)
         slowest, sent = 0.0, 0
-        while sent < len(data) and select.select([], [sock], [], 0.5)[1]:
-            sent += sock.send(data[sent : sent + 250_000])
+        turns = 60  # of the worker's loop, each of which reads some of what was sent
+        while turns:
+            if sent < len(data) and select.select([], [sock], [], 0)[1]:
+                sent += sock.send(data[sent : sent + 250_000])
+            else:
+                turns -= 1
             begun = time.monotonic()
             assert gateway.ask(path="/v1/models", method="GET").status == 200
             slowest = max(slowest, time.monotonic() - begun)
@@ -212,6 +216,29 @@ def test_answers_that_nobody_reads(gateway: Gateway) -> None:
                 del got[:end]
     assert ids == list(range(count))
     assert gateway.memory() - before < 60 * MiB
+
+
+def test_a_crowd_that_reads_nothing(gateway: Gateway) -> None:
+    """A read of the server's may hold thousands of small requests: no more are parsed than may be ahead."""
+    data = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 20_000
+    with contextlib.ExitStack() as stack:
+        socks = []
+        for _ in range(20):
+            sock = stack.enter_context(contextlib.closing(socket.socket()))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(gateway.where)
+            sock.setblocking(False)
+            socks.append(sock)
+        before = resident(gateway)
+        slowest = 0.0
+        for sock in socks * 3:
+            with contextlib.suppress(BlockingIOError):
+                sock.send(data)
+            begun = time.monotonic()
+            assert gateway.ask(path="/v1/models", method="GET").status == 200
+            slowest = max(slowest, time.monotonic() - begun)
+        assert slowest < 2
+        assert gateway.memory() - before < 60 * MiB
 
 
 @pytest.mark.parametrize("lines", [100, 3000, 9000])
