@@ -275,6 +275,7 @@ class Connection(Intake):
         self._stage = DEAF
         self._request = None
         self._body = b""
+        self._headers = []
         self._last_words = (refusal, request)
         if self._reply is None and not self._pending:
             self._say_last_words()

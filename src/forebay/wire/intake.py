@@ -162,7 +162,9 @@ class Intake(asyncio.Protocol):
         self._url = url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        headers = self._headers
+        if len(headers) <= self.server.limits.header_count:  # one too many is enough to know
+            headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._request is not None or self._stage is not HEAD:
