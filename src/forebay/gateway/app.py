@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
@@ -83,7 +84,11 @@ class Gateway:
 
     def on_head(self, request: Request) -> Refusal | None:
         front = request.context
-        if front is not None and front.holds(self.callers.generation):
+        if (
+            front is not None
+            and front.generation == self.callers.generation
+            and not (front.limited and front.expired())
+        ):
             return None
         try:
             request.context = self._screen(request)
@@ -246,7 +251,9 @@ class Gateway:
         seconds = monotonic() - x.received_at
         series, outcome, usage = x.series, x.outcome, x.usage
         series.ended(outcome)
-        series.total.observe(seconds)
+        total = series.total
+        total.counts[bisect_left(total.edges, seconds)] += 1
+        total.total += seconds
         if x.heard_at:
             series.itl.total += x.heard_at - x.first_content_at
         spent = b""

@@ -109,7 +109,10 @@ class Exchange(ABC):
         self.body = body
         self.entry = entry
         self.received_at = now
-        self.series = gateway.telemetry.series(front.route, entry.name, front.class_)
+        if front.entry is not entry or front.series is None:
+            front.entry = entry
+            front.series = gateway.telemetry.series(front.route, entry.name, front.class_)
+        self.series = front.series
         self.state = _RECEIVED
         self.outcome = _OK
         self.status = 0
@@ -362,8 +365,11 @@ class Exchange(ABC):
             self.state = _DONE
         else:
             self.state = walk(self.state, _ENDS.get(outcome, _REFUSE), _SETTLE)
-        self._drop_call()
-        self._release()
+        if self.call is not None:
+            self.call.cancel()
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.in_flight -= 1
         self.gateway.live.discard(self)
         self.gateway.settled(self)
         reply = self.reply

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from forebay.api.routes import CHAT, Route
 from forebay.config.models import Class
 from forebay.gateway.callers import Caller
+from forebay.gateway.fleet import Entry
+from forebay.gateway.telemetry import Series
 from forebay.wire.message import Request
 
 Answer = tuple[int, bytes, bytes]
@@ -17,7 +19,19 @@ Answer = tuple[int, bytes, bytes]
 class Front:
     """`answer` is None for a request to an engine; `route` counts only then."""
 
-    __slots__ = ("answer", "block", "caller", "class_", "cors", "generation", "given_id", "route")
+    __slots__ = (
+        "answer",
+        "block",
+        "caller",
+        "class_",
+        "cors",
+        "entry",
+        "generation",
+        "given_id",
+        "limited",
+        "route",
+        "series",
+    )
 
     def __init__(
         self,
@@ -39,10 +53,14 @@ class Front:
         self.route = route
         self.block = block
         self.answer = answer
+        self.limited = caller is not None and caller.expires != float("inf")
+        self.entry: Entry | None = None
+        self.series: Series | None = None
+        """Of the last request's entry: most ask for the same model again."""
 
-    def holds(self, generation: int) -> bool:
-        """Whether it still says the truth about its caller."""
-        return self.generation == generation and (self.caller is None or self.caller.expires > time.time())
+    def expired(self) -> bool:
+        """Whether its caller's key has run out; asked only where `limited`."""
+        return self.caller is not None and self.caller.expires <= time.time()
 
     def __repr__(self) -> str:
         return f"<Front {self.route.name if self.answer is None else 'answer'} {self.caller}>"

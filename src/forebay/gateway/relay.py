@@ -26,6 +26,7 @@ PASS_THROUGH: Final = 1 << 20
 """Unary answers over this size are passed on as they come instead of being read whole first."""
 TAIL: Final = 4_096
 """Bytes kept of a passed answer's end, where its usage stands."""
+_OK: Final = Outcome.OK
 DONE: Final = b"[DONE]"
 SHOWN: Final = 4_096
 """Bytes of an answer that are logged, where bodies are."""
@@ -108,7 +109,7 @@ class Unary(Exchange):
         if self.entry.renames:
             body = self.entry.renamed(body)
         self.reply.send(self.status, block, body)
-        self.complete()
+        self._settle(_OK)
 
 
 class Stream(Exchange):

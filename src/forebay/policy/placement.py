@@ -23,8 +23,8 @@ class RoundRobin:
         self._turns: dict[str, int] = {}
 
     def choose(self, model: str, candidates: Sequence[str], now: float) -> str | None:
-        if not candidates:
-            return None
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
         turns = self._turns
         turn = turns.get(model, 0)
         if turn == 0 and len(turns) >= self._bound:

@@ -110,7 +110,7 @@ class Pool:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if connection.usable(now):
+            if now < connection.deadline and now < connection.old_at and connection.alive():
                 connection.take(sink, head, body, fresh=False)
                 return
             connection.drop()

@@ -123,7 +123,6 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_answer_headers",
         "_between",
-        "_born",
         "_done",
         "_fresh",
         "_head_bytes",
@@ -142,12 +141,13 @@ class UpstreamConnection(asyncio.Protocol):
         "_transport",
         "begun",
         "deadline",
+        "old_at",
         "sink",
     )
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._born = pool.ticker.now
+        self.old_at = pool.ticker.now + pool.timeouts.upstream_age
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []
@@ -171,14 +171,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- for Pool ----------------------------------------------------------------------------------------------------
 
-    def usable(self, now: float) -> bool:
-        transport = self._transport
-        return (
-            transport is not None
-            and now < self.deadline
-            and now - self._born < self._pool.timeouts.upstream_age
-            and not transport.is_closing()
-        )
+    def alive(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
 
     def take(self, sink: Sink, head: bytes, body: bytes, *, fresh: bool) -> None:
         """Send a request. `fresh`: the connection was made for it."""
