@@ -169,7 +169,7 @@ class Exchange(ABC):
             payload,
             self,
         )
-        if self.reply.paused:
+        if self.stream and self.reply.paused:
             self.pause()
 
     def _retry(self, refusal: Refusal) -> None:
