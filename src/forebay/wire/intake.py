@@ -7,6 +7,7 @@ read; a whole request goes into `_pending`, and what cannot become one to `_refu
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
@@ -53,7 +54,7 @@ DEAF: Final = Stage.DEAF
 LINGER: Final = Stage.LINGER
 
 
-class Intake(asyncio.Protocol):
+class Intake(asyncio.Protocol, ABC):
     """The base of `Connection`, which has the methods that only raise here. Both share the state below."""
 
     __slots__ = (
@@ -109,14 +110,14 @@ class Intake(asyncio.Protocol):
         self._unread = b""
         self._peer: Peer | None = None
 
-    def write(self, data: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def write(self, data: bytes) -> None: ...
 
-    def _refuse(self, refusal: Refusal, request: Request | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _refuse(self, refusal: Refusal, request: Request | None) -> None: ...
 
-    def _pause_reading(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _pause_reading(self) -> None: ...
 
     def _feed(self, data: bytes) -> None:
         """Parse what came, in slices, and no further than to the bound on requests sent ahead. Before that `_stage`,
