@@ -126,6 +126,7 @@ def test_an_unknown_path_lists_the_known_ones(running: Admin) -> None:
         ("localhost.evil.example", 403),
         ("127.0.0.1.evil.example:8081", 403),
         ("[::1.evil", 403),
+        ("[::1]evil.example", 403),
     ],
 )
 def test_hosts_on_a_loopback_port(running: Admin, host: str, status: int) -> None:

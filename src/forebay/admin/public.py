@@ -104,7 +104,9 @@ class HostCheck:
     def _allowed(self, host: str) -> bool:
         name = host.strip().lower()
         if name.startswith("["):
-            name = name[1:].partition("]")[0]
+            name, _, port = name[1:].partition("]")
+            if port and not (port[0] == ":" and port[1:].isdigit()):
+                return False
         else:
             name = name.partition(":")[0].removesuffix(".")
         if name in self._names:
