@@ -15,7 +15,7 @@ RESULTS = ("overhead", "memory", "startup", "cancel")
 def cells(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """What was measured, a row each: in English, in Chinese."""
     rows: list[tuple[str, str]] = []
-    for load in ("unary", "stream"):
+    for load in ("unary", "flat-out", "stream"):
         (found,) = (f for f in results["overhead"]["figures"][load] if f["subject"] == "forebay")
         ratio, cost = f"{found['ratio']:.2f}", f"{found['cpu_us']:,.0f} µs"
         rows.append((f"{ratio} × ({cost})", f"{ratio} 倍（{cost}）"))

@@ -29,8 +29,8 @@ class Load:
     connections: int
     requests: int
     """A round's most requests; a subject that costs more gets fewer."""
-    bar: float | None
-    """Most times nginx; None: shown, not judged."""
+    bar: float
+    """Most times nginx."""
     pause_ms: int = 0
     """Longest pause of a connection between an answer and its next request; drawn evenly from 0 up."""
 
@@ -41,7 +41,7 @@ class Load:
 
 LOADS = {
     "unary": Load("unary", connections=32, requests=16_000, bar=2.0, pause_ms=16),
-    "flat-out": Load("flat-out", connections=32, requests=20_000, bar=None),
+    "flat-out": Load("flat-out", connections=32, requests=20_000, bar=2.0),
     "stream": Load("stream", connections=64, requests=640, bar=1.3),
 }
 

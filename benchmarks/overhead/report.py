@@ -90,8 +90,6 @@ def shortfalls(by_load: dict[str, list[Line]]) -> list[str]:
     found = []
     for name, own in by_load.items():
         bar = LOADS[name].bar
-        if bar is None:
-            continue
         found += [
             f"forebay, {name}: {x.ratio:.2f} × nginx, the bar is {bar:.1f} × ({x.cpu_us:.1f} µs a request)"
             for x in own
