@@ -21,7 +21,7 @@ from forebay.gateway.fleet import Fleet
 from forebay.gateway.forwarding import RequestIds, given_id, upstream_block
 from forebay.gateway.front import Answer, Front
 from forebay.gateway.logs import RequestLog, Stamp
-from forebay.gateway.relay import Stream, Unary
+from forebay.gateway.relay import SHOWN, Stream, Unary
 from forebay.gateway.retries import RetryBudget
 from forebay.gateway.telemetry import Telemetry
 from forebay.policy.placement import Placement
@@ -38,7 +38,6 @@ _NOBODY: Final = b'"key":"-","org":"-"'
 _JSON: Final = b"content-type: application/json\r\n"
 _EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-forebay-reason"
 _OK: Final = Outcome.OK
-BODY_SHOWN: Final = 4_096
 
 
 class Gateway:
@@ -271,7 +270,7 @@ class Gateway:
         if x.first_content_at:
             spent += b',"ttft_ms":%.1f' % ((x.first_content_at - x.received_at) * 1000)
         if self.shows_bodies:
-            shown = (x.request.body[:BODY_SHOWN], x.shown)
+            shown = (x.request.body[:SHOWN], x.shown)
             asked, answered = (msgspec.json.encode(text.decode("utf-8", "replace")) for text in shown)
             spent += b',"body":%b,"answer":%b' % (asked, answered)
         if x.refusal is not None:

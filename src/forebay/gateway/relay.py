@@ -29,7 +29,7 @@ TAIL: Final = 4_096
 _OK: Final = Outcome.OK
 DONE: Final = b"[DONE]"
 SHOWN: Final = 4_096
-"""Bytes of an answer that are logged, where bodies are."""
+"""Bytes of a request and of an answer that are logged, where bodies are."""
 
 
 class Unary(Exchange):
