@@ -214,7 +214,8 @@ def _sqlite_engine(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _connect(connection: sqlite3.Connection, _: Any) -> None:
         connection.isolation_level = None  # BEGIN is ours, below
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        _use_wal(connection)
+        for pragma in ("synchronous = FULL", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -224,6 +225,21 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Where two connections turn a new file to WAL at once, SQLite does not wait: the one that could only dead-lock is
+    told "locked" straight away."""
+    deadline = time.monotonic() + WAIT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as e:
+            if (e.sqlite_errorcode & 0xFF) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _postgres_engine(url: URL) -> Engine:
