@@ -21,7 +21,7 @@ import math
 from heapq import heappop, heappush
 from typing import Final
 
-from forebay.hardware.steptime import StepTime
+from forebay.hardware.steptime import Chunk, StepTime
 from forebay.sim.jobs import EngineStats, Job, Listener, QueueFull, State, TooLong
 from forebay.sim.scheduler import Scheduler, Step
 from forebay.sim.settings import EngineSettings
@@ -273,7 +273,12 @@ class EngineModel:
         self._end = at + seconds
 
     def _seconds(self, step: Step) -> float:
-        if step.chunks:
+        drafts = self.settings.speculative_tokens
+        if drafts and step.n:
+            verified = Chunk(step.n * drafts, 0, last=False)
+            seconds = self.steps.mixed([*step.chunks, verified], step.n, step.context, step.longest)
+            seconds += self.settings.draft_seconds
+        elif step.chunks:
             seconds = self.steps.mixed(step.chunks, step.n, step.context, step.longest)
         else:
             seconds = self.steps.decode(step.n, step.context, step.longest)
@@ -330,9 +335,11 @@ class EngineModel:
                 behind.context += (length - 1) * behind.n
                 behind.longest += length - 1
         if step.n:
-            stats.decode_tokens += step.n * length * step.advance
+            stats.decode_tokens += step.active * length * step.advance
+            if step.advance > 1:
+                stats.decode_tokens -= sum(step.t - job.fin for job in step.ending)
             last = self._first + self._slope * (length - 1)
-            listener.on_tokens(step.n, length, self._first, last, step.jobs, at)
+            listener.on_tokens(step.active, length, self._first, last, step.jobs, at)
         for job in step.first:
             self._first_token(job, at)
         for job in step.ending:

@@ -24,13 +24,27 @@ _SEED: Final = 20
 class Step:
     """One step as it was scheduled."""
 
-    __slots__ = ("advance", "chunks", "context", "ending", "first", "jobs", "longest", "n", "swap_seconds", "t")
+    __slots__ = (
+        "active",
+        "advance",
+        "chunks",
+        "context",
+        "ending",
+        "first",
+        "jobs",
+        "longest",
+        "n",
+        "swap_seconds",
+        "t",
+    )
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.first: list[Job] = []
         """Jobs whose prefill ends in it."""
         self.n = 0
+        self.active = 0
+        """Of the `n`, those that still want tokens: all, but in a fixed batch."""
         self.advance = 1
         """Tokens that each decoding job gets."""
         self.context = 0
@@ -137,6 +151,7 @@ class Scheduler:
         budget = settings.max_num_batched_tokens
         if self._active:
             step.n = self.n
+            step.active = self._active
             step.context = self._sum_base + self.n * self.t
             step.longest = self._longest_now()
             budget -= step.n * (1 + settings.speculative_tokens)

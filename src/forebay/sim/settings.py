@@ -45,6 +45,8 @@ class EngineSettings:
     """Draft tokens a step (k)."""
     acceptance: float = 0.0
     """Chance that a draft token is accepted, given that those before it were."""
+    draft_seconds: float = 0.0
+    """Of drafting the tokens of a step."""
     role: Literal["both", "prefill", "decode"] = "both"
     transfer_seconds_per_token: float = 0.0
     """KV of one prompt token from a prefill to a decode engine; the wire, not the engines, is busy."""
@@ -68,7 +70,13 @@ class EngineSettings:
         for name in ("long_prefill_token_threshold", "swap_blocks", "speculative_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-        for name in ("swap_seconds_per_block", "transfer_seconds_per_token", "transfer_latency", "lease_seconds"):
+        for name in (
+            "draft_seconds",
+            "swap_seconds_per_block",
+            "transfer_seconds_per_token",
+            "transfer_latency",
+            "lease_seconds",
+        ):
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be a number of seconds, at least 0, not {value}")
