@@ -150,7 +150,7 @@ class BlockPool:
             found -= have
 
     def take(self, n: int) -> None:
-        """Take `n` free blocks for new content; what was in them is gone. The caller has seen to it that so many are."""
+        """Take `n` free blocks for new content; what was in them is gone. The caller has seen to it that they exist."""
         self.free -= n
         if n <= self._virgin:
             self._virgin -= n
