@@ -145,7 +145,7 @@ class EngineModel:
         self._numbers += 1
         job.arrival = now
         scheduler.prefill_backlog += job.prompt_tokens
-        if job.remote and settings.role == "decode":
+        if job.remote and settings.role != "prefill":
             job.state = State.FETCHING
             self._fetching += 1
             took = settings.transfer_latency + job.prompt_tokens * settings.transfer_seconds_per_token
@@ -360,17 +360,26 @@ class EngineModel:
         if job.state is not State.WAITING:
             job.resumed_from = -1.0
         if job.state is State.ENDING:
-            if job.generated >= job.output_tokens or self.settings.role != "prefill":
+            if self.settings.role == "prefill" and job.generated < job.output_tokens:
+                self._hold(job, at)
+            else:
                 self._finish(job, at)
-                return
-            job.state = State.HELD
-            self._set_timer(at + self.settings.lease_seconds, job)
-            self._scheduler.stats.finished += 1
-            self.listener.on_finish(job, at)
 
     def _finish(self, job: Job, at: float) -> None:
+        if job.hold:
+            self._hold(job, at)
+            return
         self._scheduler.release(job)
         job.state = State.DONE
+        self._scheduler.stats.finished += 1
+        self.listener.on_finish(job, at)
+
+    def _hold(self, job: Job, at: float) -> None:
+        """It has ended and runs no more, but keeps its blocks."""
+        if self.settings.batching == "continuous":
+            self._scheduler.running.pop(job, None)
+        job.state = State.HELD
+        self._set_timer(at + self.settings.lease_seconds, job)
         self._scheduler.stats.finished += 1
         self.listener.on_finish(job, at)
 

@@ -33,6 +33,7 @@ class Job:
         "fin",
         "first_at",
         "generated",
+        "hold",
         "keeps",
         "lease",
         "number",
@@ -60,9 +61,11 @@ class Job:
         prefix: tuple[tuple[Key, int], ...] = (),
         keeps: Key | None = None,
         remote: bool = False,
+        hold: bool = False,
         tag: Any = None,
     ) -> None:
-        """`remote`: its prompt's KV comes from a prefill engine. Raises ValueError for counts no engine could serve."""
+        """`remote`: its prompt's KV comes from a prefill engine. `hold`: at its end its KV is held for a decode engine,
+        as a prefill engine does for every job. Raises ValueError for counts no engine could serve."""
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError(f"a job has at least one prompt and one output token: {prompt_tokens}, {output_tokens}")
         self.prompt_tokens = prompt_tokens
@@ -72,6 +75,7 @@ class Job:
         self.prefix = prefix
         self.keeps = keeps
         self.remote = remote
+        self.hold = hold
         self.tag = tag
         self.state = State.NEW
         self.number = -1
