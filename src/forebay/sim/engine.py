@@ -359,7 +359,7 @@ class EngineModel:
             self.listener.on_tokens(1, 1, gap, gap, [job] if self._scheduler.track else None, at)
         if job.state is not State.WAITING:
             job.resumed_from = -1.0
-        if job.state is State.ENDING:
+        if job.state is State.ENDING and (self._next is None or job not in self._next.ending):
             if self.settings.role == "prefill" and job.generated < job.output_tokens:
                 self._hold(job, at)
             else:
