@@ -354,10 +354,11 @@ class EngineModel:
         if job.first_at < 0:
             job.first_at = at
             self.listener.on_first_token(job, at)
-        elif job.resumed_from >= 0 and job.state is not State.WAITING:
+        elif job.resumed_from >= 0:
             gap = at - job.resumed_from
             self.listener.on_tokens(1, 1, gap, gap, [job] if self._scheduler.track else None, at)
-        if job.state is not State.WAITING:
+            job.resumed_from = at
+        if job.state is not State.WAITING:  # else it was preempted again since
             job.resumed_from = -1.0
         if job.state is State.ENDING and (self._next is None or job not in self._next.ending):
             if self.settings.role == "prefill" and job.generated < job.output_tokens:
