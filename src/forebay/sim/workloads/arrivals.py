@@ -7,9 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
-DAY = 86_400.0
+DAY: Final = 86_400.0
+_LEAST: Final = 1e-6
+_MOST: Final = 1e9
+"""Bounds of rates, durations and coefficients."""
+_PHASE: Final = 1e-3
 
 
 class Arrivals(Protocol):
@@ -23,13 +27,13 @@ class Arrivals(Protocol):
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be greater than 0, not {value:g}")
+        if not _LEAST <= value <= _MOST:
+            raise ValueError(f"{name} must be from {_LEAST:g} to {_MOST:g}, not {value:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent of each other. Raises ValueError for a rate that is not positive."""
+    """Independent of each other. Raises ValueError for a rate out of bounds."""
 
     rate: float
 
@@ -46,7 +50,7 @@ class Poisson:
 @dataclass(frozen=True, slots=True)
 class Gamma:
     """Gaps are gamma distributed with this coefficient of variation: over 1 in bursts, 1 is Poisson, under 1 evener.
-    Shape 1 / cv², scale cv² / rate. Raises ValueError for a rate or cv that is not positive, and a cv over 30."""
+    Shape 1 / cv², scale cv² / rate. Raises ValueError for a rate or cv out of bounds."""
 
     rate: float
     cv: float
@@ -66,7 +70,7 @@ class Gamma:
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """The same gap between all. Raises ValueError for a rate that is not positive."""
+    """The same gap between all. Raises ValueError for a rate out of bounds."""
 
     rate: float
 
@@ -96,7 +100,7 @@ class AtOnce:
 class OnOff:
     """Floods: Poisson at `low` for `off` seconds, then at `high` for `on` seconds, and so on. With `random` the phases
     are exponentially distributed with these means (a Markov-modulated Poisson process). Raises ValueError for a high
-    rate or a duration that is not positive, and unless 0 ≤ low ≤ high."""
+    rate or a duration out of bounds, and unless 0 ≤ low ≤ high."""
 
     low: float
     high: float
@@ -106,6 +110,8 @@ class OnOff:
 
     def __post_init__(self) -> None:
         _positive(high=self.high, on=self.on, off=self.off)
+        if min(self.on, self.off) < _PHASE:
+            raise ValueError(f"on and off must be at least {_PHASE:g} s, not {min(self.on, self.off):g}")
         if not 0 <= self.low <= self.high:
             raise ValueError(f"low must be from 0 to high ({self.high:g}), not {self.low:g}")
 
@@ -131,7 +137,7 @@ class OnOff:
 @dataclass(frozen=True, slots=True)
 class Diurnal:
     """Poisson with a rate that follows the day: rate · (1 + swing · cos(2π (t - peak) / period)), by thinning. Raises
-    ValueError for a rate or period that is not positive and a swing outside 0 to 1."""
+    ValueError for a rate or period out of bounds and a swing outside 0 to 1."""
 
     rate: float
     swing: float = 0.8
@@ -169,6 +175,8 @@ class Weighted:
             raise ValueError("weights are 1 to 10,000 numbers of at least 0")
         if not 0 < sum(self.weights) < math.inf:
             raise ValueError("weights must not all be 0")
+        if self.period < _PHASE * len(self.weights):
+            raise ValueError(f"period must be at least {_PHASE:g} s for each weight, not {self.period:g}")
 
     def times(self, rng: Random) -> Iterator[float]:
         gap = rng.expovariate

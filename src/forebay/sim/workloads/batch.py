@@ -47,7 +47,7 @@ class Message(msgspec.Struct, gc=False):
 class Body(msgspec.Struct, gc=False):
     model: str = ""
     messages: list[Message] | None = None
-    prompt: str | list[int] | list[str] | None = None
+    prompt: str | list[int | str] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
@@ -134,7 +134,7 @@ def _completion(body: Body) -> tuple[tuple[int | str, int], ...]:
         raise BadRow("body.prompt is missing or empty")
     if isinstance(prompt, str):
         tokens, content = estimate(prompt), prompt.encode("utf-8", "replace")
-    elif isinstance(prompt[0], int):
+    elif all(isinstance(token, int) for token in prompt):
         tokens, content = len(prompt), msgspec.json.encode(prompt)
     elif len(prompt) == 1:
         text = str(prompt[0])

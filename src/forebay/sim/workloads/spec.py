@@ -1,5 +1,5 @@
-"""A workload from one line of text: the path of a trace, or `KIND:key=value,…`, several joined by ` + `. The kinds and
-keys are a table in docs/workloads.md."""
+"""A workload from one line of text: the path of a trace, `PATH,key=value,…` or `KIND:key=value,…`; several joined by
+` + `. docs/workloads.md has the kinds and keys in a table."""
 
 from __future__ import annotations
 
@@ -67,9 +67,11 @@ def _one(spec: str, seed: str, scan: bool) -> Source:
     if _is_file(spec):
         return _checked(Trace(spec), scan)
     kind, colon, rest = spec.partition(":")
+    if _is_file(spec.partition(",")[0]):
+        kind, colon, rest = "trace", ":", spec
     if not colon or kind not in (*_ARRIVALS, *FORMATS, "trace"):
         known = ", ".join([*_ARRIVALS, "trace", *FORMATS])
-        raise WorkloadError(f"neither a file nor KIND:key=value,… with one of the kinds {known}", file=shown(spec))
+        raise WorkloadError(f"no such file, and no KIND:key=value,… of the kinds {known}", file=shown(spec))
     settings = Settings(shown(spec, 200), _keys(rest, spec, positional=kind not in _ARRIVALS))
     given = settings.take("seed", integer)
     seed = seed if given is None else f"{given}"
@@ -194,7 +196,7 @@ def _together(value: str) -> Lengths:
         return Split(Cdf.read(text(arguments[0])), number(arguments[1]) if len(arguments) > 1 else SHARE)
     if name == "trace" and len(arguments) == 1:
         path = text(arguments[0])
-        return Drawn(Trace(path, reorder=math.inf).stream(Tally()), path)
+        return Drawn(Trace(path).unordered(Tally()), path)
     raise ValueError(f"'{shown(value)}' is unknown; allowed are cdf(FILE[;PROMPT'S SHARE]) and trace(FILE)")
 
 
@@ -227,7 +229,7 @@ def _trace(form: str, settings: Settings, seed: str, scan: bool) -> Source:
     reorder = settings.or_else("reorder", duration, 0.0)
     skip_bad = settings.or_else("bad", switch("skip", "stop"), False)
     trace = Trace(path, form, reorder, skip_bad)
-    if trace.form().name == "batch":
+    if (form if _is_pipe(path) else trace.form().name) == "batch":
         trace = replace(trace, batch=_batch(settings, seed))
     source: Source = _checked(trace, scan)
     who = _who(settings)
@@ -255,9 +257,9 @@ def _batch(settings: Settings, seed: str) -> BatchOptions:
 
 def _checked(trace: Trace, scan: bool) -> Trace:
     """With its first line seen, where it can be read more than once."""
-    if not _is_file(trace.path) and Path(trace.path).exists() and not Path(trace.path).is_dir():
+    if _is_pipe(trace.path):
         return trace
-    trace.form()
+    trace.check()
     return replace(trace, scan=prescan(trace)) if scan else trace
 
 
@@ -266,6 +268,15 @@ def _is_file(path: str) -> bool:
         return stat.S_ISREG(Path(path).stat().st_mode)
     except (OSError, ValueError):
         return False
+
+
+def _is_pipe(path: str) -> bool:
+    """Or a device: what can be read only once."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 # --- what is done to all ----------------------------------------------------------------------------------------------

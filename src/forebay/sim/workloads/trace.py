@@ -62,6 +62,16 @@ class Trace:
         n, first = next(lines(self.path, self.max_line))
         return self._form(n, first)
 
+    def check(self) -> Format:
+        """The form, with the first row seen. Raises WorkloadError also where that is no request."""
+        form = self.form()
+        next(self._rows(Tally()))
+        return form
+
+    def unordered(self, tally: Tally) -> Iterator[Ask]:
+        """The rows as they stand; times need not be in order. Raises WorkloadError."""
+        return (ask for _, ask in self._rows(tally))
+
     def stream(self, tally: Tally) -> Iterator[Ask]:
         """In order of arrival. Raises WorkloadError for what is no workload, when it comes to it."""
         rows = self._rows(tally)
@@ -152,8 +162,8 @@ def prescan(trace: Trace, *, exact: bool = False) -> Scan:
     limit = None if exact else _SAMPLE
     n = prompt = output = 0
     last = 0.0
-    rows = trace._rows(Tally())
-    for _, ask in islice(rows, limit):
+    rows = trace.unordered(Tally())
+    for ask in islice(rows, limit):
         n += 1
         prompt += ask.prompt_tokens
         output += ask.output_tokens

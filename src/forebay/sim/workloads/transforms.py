@@ -147,6 +147,8 @@ class Skipped:
     @property
     def size(self) -> Size:
         n, seconds, rate = self.source.size
+        if not self.seconds:
+            return self.source.size
         return Size(max(0.0, n - rate * self.seconds), max(0.0, seconds - self.seconds), rate)
 
     def stream(self, tally: Tally) -> Iterator[Ask]:

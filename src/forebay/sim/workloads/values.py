@@ -14,6 +14,7 @@ from forebay.sim.workloads.errors import WorkloadError
 T = TypeVar("T")
 _DURATION: Final = re.compile(r"([0-9.eE+-]+?)(ms|s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_EXACT: Final = 1 << 53
 _CALL: Final = re.compile(r"([a-z]+)\((.*)\)", re.DOTALL)
 DISTRIBUTIONS: Final = "N, uniform(LOW;HIGH), lognormal(MEDIAN;SIGMA[;MOST]), exp(MEAN), geometric(MEAN), cdf(FILE)"
 
@@ -21,10 +22,11 @@ DISTRIBUTIONS: Final = "N, uniform(LOW;HIGH), lognormal(MEDIAN;SIGMA[;MOST]), ex
 class Settings:
     """The keys of one specification, taken one by one; those that nobody took are errors."""
 
-    __slots__ = ("_left", "_taken", "spec")
+    __slots__ = ("_given", "_left", "_taken", "spec")
 
     def __init__(self, spec: str, given: dict[str, str]) -> None:
         self.spec = spec
+        self._given = tuple(given)
         self._left = dict(given)
         self._taken: list[str] = []
 
@@ -47,7 +49,8 @@ class Settings:
         """Raises WorkloadError where it is not given."""
         found = self.take(key, read)
         if found is None:
-            self.wrong(key, "is missing")
+            given = ", ".join(shown(other, 30) for other in self._given)
+            self.wrong(key, f"is missing; given are {given or 'no keys'}")
         return found
 
     def has(self, key: str) -> bool:
@@ -117,7 +120,7 @@ def number(value: str) -> float:
 
 def integer(value: str) -> int:
     x = number(value)
-    if x != int(x):
+    if x != int(x) or abs(x) > _EXACT:
         raise ValueError(f"a whole number is wanted, not '{shown(value)}'")
     return int(x)
 
