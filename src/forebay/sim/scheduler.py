@@ -178,9 +178,14 @@ class Scheduler:
         else:
             self._admit(step, budget, now)
         step.t = self.t
-        if not step.n and not step.chunks:
+        if step.n or step.chunks:
+            return step
+        if not self._joining:
             return None
-        return step
+        behind = self.schedule(now)  # all it did was to swap in: they decode at once
+        if behind is not None:
+            behind.swap_seconds += step.swap_seconds
+        return behind
 
     def _needed(self, advance: int) -> int:
         """Blocks that decoding jobs need for their next `advance` tokens."""
