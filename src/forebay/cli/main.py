@@ -35,7 +35,11 @@ COMMANDS = MappingProxyType(
         "schema": Command("forebay.cli.schema", "command", "Print the JSON Schema of the configuration, for editors."),
         "key": Command("forebay.cli.key", "app", "Create, list and revoke API keys."),
         "engine": Command("forebay.cli.engine", "command", "Run an emulated vLLM server, for machines without a GPU."),
+        "calibrate": Command(
+            "forebay.cli.calibrate", "command", "Time a live engine's steps and write a profile for the simulator."
+        ),
         "bench": Command("forebay.cli.bench", "command", "Load an OpenAI-compatible server and measure its latencies."),
+        "simulate": Command("forebay.cli.simulate", "command", "Simulate a workload on modelled engines."),
     }
 )
 
