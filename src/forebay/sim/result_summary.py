@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 PERCENTS: Final = (50, 90, 95, 99)
 TOP: Final = 10
 """Tenants that a result shows one by one; the others are one line."""
-BINS: Final = 240
+BINS: Final = 120
 """Most points of a curve by time of arrival."""
 CURVE: Final = 400
 """About as many points of a distribution's curve."""

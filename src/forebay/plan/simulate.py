@@ -1,0 +1,282 @@
+"""One simulation from its settings to its JSON result, and several laid side by side.
+
+A result holds no time of day and nothing random: equal settings give equal bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import forebay
+from forebay.errors import shown
+from forebay.hardware.steptime import OutOfProfile, StepTime
+from forebay.plan.simulate_hardware import GPU, MODEL, Hardware, HardwareError, Wanted, find_hardware
+from forebay.policy.placement import RoundRobin
+from forebay.sim.cluster import Cluster, LeastRequests, Monitor, PassThrough, Policy
+from forebay.sim.engine import EngineModel
+from forebay.sim.jobs import Listener
+from forebay.sim.results import Slo
+from forebay.sim.settings import EngineSettings
+from forebay.sim.workloads import Tally, Workload, WorkloadError, open_workload
+from forebay.sim.workloads.transforms import Limited, Sped
+
+FORMAT: Final = 1
+"""Of the JSON result; goes up when a key changes its meaning or goes."""
+POLICIES: Final = ("none",)
+PLACEMENTS: Final = ("round_robin", "least_requests")
+MOST_RUNS: Final = 64
+"""Side by side."""
+MOST_ENGINES: Final = 100_000
+
+
+class SimulateError(Exception):
+    """Settings or a workload that cannot be simulated, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What one run is made of."""
+
+    workload: str
+    """A path or a specification."""
+    name: str = ""
+    speed: float = 1.0
+    """How many times as fast the workload arrives."""
+    limit: int | None = None
+    seed: int = 0
+    engines: int = 1
+    hardware: Wanted = field(default_factory=Wanted)
+    policy: str = "none"
+    placement: str = "round_robin"
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `EngineSettings` that were given."""
+    slo: Slo = field(default_factory=Slo)
+    patience: float = inf
+    duration: float = inf
+    rows: str | None = None
+    """A CSV file to write with a line a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A setup whose every part was found."""
+
+    workload: Workload
+    steps: StepTime
+    hardware: Hardware
+    settings: EngineSettings
+
+
+def prepare(setup: Setup, *, scan: bool = False) -> Ready:
+    """Find and check all that a run needs, without running it. `scan`: look how large trace files are. Raises
+    SimulateError."""
+    _check(setup)
+    try:
+        workload = open_workload(setup.workload, seed=setup.seed, scan=scan)
+        source = workload.source
+        if setup.speed != 1.0:
+            source = Sped(source, setup.speed)
+        if setup.limit is not None:
+            source = Limited(source, most=setup.limit)
+        hardware = find_hardware(setup.hardware, setup.engine)
+        settings = EngineSettings(**dict(hardware.engine) | dict(setup.engine))
+    except (WorkloadError, HardwareError) as e:
+        raise SimulateError(str(e)) from None
+    except ValueError as e:
+        raise SimulateError(shown(e, 300)) from None
+    return Ready(Workload(workload.name, source), hardware.steps, hardware, settings)
+
+
+def _check(setup: Setup) -> None:
+    def need(option: str, value: float, least: float, most: float = inf) -> None:
+        if not least <= value <= most:
+            upper = f" and at most {most:,}" if most < inf else ""
+            raise SimulateError(f"{option} must be at least {least:g}{upper}, not {value:g}")
+
+    need("engines", setup.engines, 1, MOST_ENGINES)
+    need("tp", setup.hardware.tp, 1)
+    need("host", setup.hardware.host, 0, 10)
+    for option, value in (("speed", setup.speed), ("patience", setup.patience), ("duration", setup.duration)):
+        if not value > 0 or (option == "speed" and not isfinite(value)):
+            raise SimulateError(f"{option} must be more than 0, not {value:g}")
+    if setup.limit is not None:
+        need("limit", setup.limit, 1)
+    slo = setup.slo
+    for option, value in (("slo-ttft", slo.ttft), ("slo-ttft-per-1k", slo.per_1k), ("slo-tpot", slo.tpot)):
+        if not value >= 0 or (option != "slo-tpot" and not isfinite(value)):
+            raise SimulateError(f"{option} must be a number of seconds, at least 0, not {value:g}")
+    for option, chosen, known in (("policy", setup.policy, POLICIES), ("placement", setup.placement, PLACEMENTS)):
+        if chosen not in known:
+            raise SimulateError(f"there is no {option} '{shown(chosen)}'; known are {', '.join(known)}")
+
+
+def simulate(setup: Setup, monitor: Monitor = lambda now, arrived, ended: False) -> dict[str, Any]:
+    """Run it; returns its entry in `runs` of the result. Raises SimulateError, also for what the workload or a strict
+    profile turns up on the way."""
+    from forebay.plan.simulate_result import entry, write_rows
+
+    ready = prepare(setup)
+
+    def make(listener: Listener, i: int) -> EngineModel:
+        return EngineModel(ready.settings, ready.steps, listener, name=i)
+
+    cluster = Cluster(
+        make,
+        setup.engines,
+        _policy(setup),
+        max_model_len=ready.settings.max_model_len,
+        patience=setup.patience,
+        until=setup.duration,
+        interval=max(1.0, setup.engines / 200),
+        monitor=monitor,
+    )
+    tally = Tally()
+    try:
+        cluster.run(ready.workload.asks(tally))
+    except WorkloadError as e:
+        raise SimulateError(str(e)) from None
+    except OutOfProfile as e:
+        raise SimulateError(f"{setup.name or 'the profile'}: {e}") from None
+    if setup.rows is not None:
+        write_rows(cluster.record.requests, Path(setup.rows))
+    return entry(setup.name, _settings(setup, ready), ready.hardware, cluster, setup.slo, tally.notes())
+
+
+def document(setups: Sequence[Setup], runs: Sequence[dict[str, Any]], *, interrupted: bool = False) -> dict[str, Any]:
+    """The JSON result of runs of one workload."""
+    first = setups[0]
+    return {
+        "forebay": forebay.__version__,
+        "kind": "simulation",
+        "format": FORMAT,
+        "interrupted": interrupted,
+        "workload": {"name": first.workload, "seed": first.seed, "speed": first.speed, "limit": first.limit},
+        "slo": {
+            "ttft_s": first.slo.ttft,
+            "per_1k_s": first.slo.per_1k,
+            "tpot_s": first.slo.tpot if isfinite(first.slo.tpot) else None,
+        },
+        "runs": list(runs),
+    }
+
+
+def _policy(setup: Setup) -> Policy:
+    if setup.placement == "least_requests":
+        return LeastRequests(setup.engines)
+    return PassThrough(RoundRobin(), setup.engines)
+
+
+def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
+    """All of them, in the order of the report."""
+    hardware = ready.hardware
+    return {
+        "engines": setup.engines,
+        "gpu": hardware.gpu,
+        "model": hardware.model,
+        "tp": setup.hardware.tp,
+        "dtype": setup.hardware.dtype,
+        "kv_dtype": setup.hardware.kv_dtype,
+        "profile": setup.hardware.profile,
+        "host": setup.hardware.host,
+        "strict": setup.hardware.strict,
+        "policy": setup.policy,
+        "placement": setup.placement,
+        "speed": setup.speed,
+        "seed": setup.seed,
+        "patience": setup.patience if isfinite(setup.patience) else None,
+        "duration": setup.duration if isfinite(setup.duration) else None,
+    } | {name: getattr(ready.settings, key) for name, key in _ENGINE.items()}
+
+
+# --- variations ------------------------------------------------------------------------------------------------------
+
+_OF_SETUP: Final = ("engines", "policy", "placement", "speed", "seed", "patience")
+_OF_HARDWARE: Final = tuple(f.name for f in fields(Wanted) if f.name != "strict")
+_PLAIN: Final = frozenset({"gpu", "model", "placement", "batching", "preemption", "profile", "dtype"})
+"""Their values say by themselves what they are."""
+_ALIASES: Final = {"num_gpu_blocks": "num_blocks", "tensor_parallel_size": "tp"}
+_ENGINE: Final = {"scheduling_policy" if f.name == "policy" else f.name: f.name for f in fields(EngineSettings)}
+"""Names of the engine's fields here. Its `policy` is not the gateway's (vLLM: --scheduling-policy)."""
+
+
+def variable() -> list[str]:
+    """Names of what may differ between runs."""
+    return [*_OF_SETUP, *_OF_HARDWARE, *_ENGINE]
+
+
+def set_field(setup: Setup, name: str, text: str) -> Setup:
+    """`setup` with a field of its own or of its engines set to what was typed. Raises SimulateError."""
+    name = _ALIASES.get(name.replace("-", "_"), name.replace("-", "_"))
+    if name in _OF_SETUP:
+        return replace(setup, **{name: _typed(name, text, get_type_hints(Setup)[name])})
+    if name in _OF_HARDWARE:
+        value = _typed(name, text, get_type_hints(Wanted)[name])
+        return replace(setup, hardware=replace(setup.hardware, **{name: value}))
+    if name not in _ENGINE:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, variable(), n=3, cutoff=0.5)
+        advice = f"the nearest are {', '.join(near)}" if near else f"known are {', '.join(variable())}"
+        raise SimulateError(f"there is no field '{shown(name)}' to vary; {advice}")
+    key = _ENGINE[name]
+    value = _typed(name, text, get_type_hints(EngineSettings)[key])
+    return replace(setup, engine={**setup.engine, key: value})
+
+
+def expand(base: Setup, varied: Mapping[str, Sequence[str]]) -> list[Setup]:
+    """A setup for each combination of values, named for what differs. Raises SimulateError."""
+    for name, values in varied.items():
+        if not values or any(not value for value in values):
+            raise SimulateError(f"{name} has an empty value among '{shown(','.join(values))}'")
+        if len(set(values)) < len(values):
+            raise SimulateError(f"{name} has a value twice in '{shown(','.join(values))}'")
+    count = 1
+    for values in varied.values():
+        count *= len(values)
+    if count > MOST_RUNS:
+        raise SimulateError(f"that would be {count:,} runs side by side; at most {MOST_RUNS} are drawn")
+    found = []
+    for combination in itertools.product(*varied.values()):
+        setup, parts = base, []
+        for name, value in zip(varied, combination, strict=True):
+            setup = set_field(setup, name, value)
+            if len(varied[name]) > 1:
+                parts.append(value if name in _PLAIN else f"{name} {value}")
+        found.append(replace(setup, name=", ".join(parts) or _name(setup)))
+    return found
+
+
+def _name(setup: Setup) -> str:
+    hardware = setup.hardware
+    if hardware.profile is not None:
+        return f"{setup.engines} × {'/'.join(Path(hardware.profile).parts[-2:])}"
+    gpu = hardware.gpu or GPU
+    gpus = f"{hardware.tp} × {gpu}" if hardware.tp > 1 else gpu
+    return f"{setup.engines} × {hardware.model or MODEL} on {gpus}"
+
+
+def _typed(name: str, text: str, hint: Any) -> Any:
+    """What was typed as a value of the field's type."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    kind = next(k for k in kinds if k is not type(None))
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise SimulateError(f"{name} must be one of {', '.join(get_args(kind))}, not '{shown(text)}'")
+        return text
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise SimulateError(f"{name} must be true or false, not '{shown(text)}'")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise SimulateError(f"{name} must be {what}, not '{shown(text)}'") from None

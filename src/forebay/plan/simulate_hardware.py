@@ -1,0 +1,129 @@
+"""From the names of a GPU and a model, or a profile, to what an engine needs: step times, KV blocks, a price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.errors import shown
+from forebay.hardware.catalogue import kv_capacity_tokens
+from forebay.hardware.csvtable import BadProfile
+from forebay.hardware.fitted import FittedError, load_fitted
+from forebay.hardware.profiles import Resolved, profile_kind, resolve
+from forebay.hardware.steptime import StepTime
+from forebay.sim.settings import EngineSettings
+
+GPU: Final = "h100_sxm"
+MODEL: Final = "llama-3.1-8b"
+"""What is simulated where neither a profile nor anything else says."""
+_DEFAULTS: Final[Mapping[str, Any]] = {f.name: f.default for f in fields(EngineSettings)}
+
+
+class HardwareError(Exception):
+    """A GPU, a model or a profile that cannot be used, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a run asks for. `gpu` and `model`: None for what the profile says, or else GPU and MODEL."""
+
+    gpu: str | None = None
+    model: str | None = None
+    tp: int = 1
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    profile: str | None = None
+    host: float = 0.0
+    """Seconds added to each step."""
+    gpu_memory_utilization: float = 0.9
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What engines run on."""
+
+    steps: StepTime
+    source: str
+    """measured, aiconfigurator, calibrated or roofline."""
+    note: str
+    """What the step times were made from, and what is not in them."""
+    gpu: str | None
+    model: str | None
+    engine: Mapping[str, Any]
+    """Fields of `EngineSettings` that follow from it."""
+    price: float | None = None
+    """USD an hour of one engine, all its GPUs: an example price of the catalogue."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the result should know."""
+
+
+def find_hardware(wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
+    """`given`: fields of `EngineSettings` that were set by hand; KV capacity depends on them. Raises HardwareError."""
+    try:
+        if wanted.profile is not None and profile_kind(Path(wanted.profile)) == "calibrated":
+            return _calibrated(Path(wanted.profile), wanted, given)
+        named = wanted.profile is None
+        found = resolve(
+            wanted.gpu or (GPU if named else None),
+            wanted.model or (MODEL if named else None),
+            tp=wanted.tp,
+            dtype=wanted.dtype,
+            kv_dtype=wanted.kv_dtype,
+            profile=None if wanted.profile is None else Path(wanted.profile),
+            host=wanted.host,
+            strict=wanted.strict,
+        )
+        return _resolved(found, wanted, given)
+    except (LookupError, ValueError, ImportError, OSError, BadProfile, FittedError) as e:
+        # str() of a LookupError may quote its message.
+        raise HardwareError(shown(e.args[0] if len(e.args) == 1 else e, 400)) from None
+
+
+def _resolved(found: Resolved, wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
+    engine: dict[str, Any] = {"max_model_len": found.model.max_context}
+    card = found.gpu
+    if "num_blocks" not in given:
+        if card is None:
+            raise HardwareError(
+                f"{shown(wanted.profile)}: is of a GPU that is not in the catalogue, so its memory is not known; give "
+                "--gpu or --num-gpu-blocks"
+            )
+        sizes = {
+            name: given.get(name, _DEFAULTS[name]) for name in ("block_size", "max_num_batched_tokens", "max_num_seqs")
+        }
+        tokens = kv_capacity_tokens(
+            found.model,
+            card,
+            tp=wanted.tp,
+            dtype=None if wanted.dtype == "auto" else wanted.dtype,
+            kv_dtype=wanted.kv_dtype,
+            utilisation=wanted.gpu_memory_utilization,
+            **sizes,
+        )
+        engine["num_blocks"] = tokens // sizes["block_size"]
+    price = None if card is None else card.example_price * wanted.tp
+    notes = (f"step times are a {found.note}",) if found.source == "roofline" else ()
+    gpu = None if card is None else card.name
+    return Hardware(found.step_time, found.source, found.note, gpu, found.model.name, engine, price, notes)
+
+
+def _calibrated(path: Path, wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
+    """A fit to a live engine brings that engine's own sizes."""
+    steps = load_fitted(path, wanted.strict)
+    facts = steps.profile.engine
+    size = given.get("block_size") or facts.block_size or _DEFAULTS["block_size"]
+    said = {
+        "block_size": size,
+        "num_blocks": None if facts.kv_tokens is None else facts.kv_tokens // size,
+        "max_num_seqs": facts.max_num_seqs,
+        "max_num_batched_tokens": facts.max_num_batched_tokens,
+        "max_model_len": facts.max_model_len,
+    }
+    known = {name: value for name, value in said.items() if value is not None}
+    if "num_blocks" not in known and "num_blocks" not in given:
+        raise HardwareError(f"{path}: does not say how much KV cache the engine has; give --num-gpu-blocks")
+    note = f"fitted to a live engine ({path}, {steps.profile.date})"
+    return Hardware(steps, "calibrated", note, None, facts.model or None, known, notes=tuple(steps.profile.notes))
