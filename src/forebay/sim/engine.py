@@ -53,6 +53,9 @@ class EngineModel:
         self.name = name
         self.steps = steps
         self.listener = listener
+        self.tokens_each = 1
+        """While `on_tokens` is called: how many tokens each job got in a step; more than 1 with speculation, and then at
+        most as many as the job still wanted."""
         self._scheduler = Scheduler(settings, listener, track=track)
         self._max_run = max_run
         self._now = -math.inf
@@ -339,7 +342,9 @@ class EngineModel:
             if step.advance > 1:
                 stats.decode_tokens -= sum(step.t - job.fin for job in step.ending)
             last = self._first + self._slope * (length - 1)
+            self.tokens_each = step.advance
             listener.on_tokens(step.active, length, self._first, last, step.jobs, at)
+            self.tokens_each = 1
         for job in step.first:
             self._first_token(job, at)
         for job in step.ending:
