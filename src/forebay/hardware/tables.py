@@ -73,8 +73,12 @@ class _Row(NamedTuple):
 
 
 class MeasuredSteps:
-    """A `StepTime`. All times given are seconds of the whole model, all layers summed. `dense`: by tokens; `sequences`:
-    by sequences; `pad`: token counts that steps are padded up to, empty for none; `host`: added to each step."""
+    """A `StepTime`. All times given are seconds of the whole model, all layers summed.
+
+    `dense`: by tokens, and `decode_dense` in its place where sequences only decode; `sequences`: by sequences; `mixed`:
+    None where chunk and decodes were only measured by themselves, and are added; `pad`: token counts that steps are
+    padded up to, empty for none; `host`: added to each step.
+    """
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class MeasuredSteps:
         decode: Decode,
         mixed: Mixed | None,
         skew: Skew | None = None,
+        decode_dense: Curve | None = None,
         pad: Sequence[int] = CAPTURE_SIZES,
         host: float = 0.0,
         strict: bool = False,
@@ -93,6 +98,7 @@ class MeasuredSteps:
         self.title = title
         self._range = Range(title, strict=strict)
         self._dense = dense
+        self._decode_dense = decode_dense
         self._sequences = sequences
         self._prefill = prefill
         self._decode = decode
@@ -115,9 +121,17 @@ class MeasuredSteps:
     def warnings(self) -> Sequence[str]:
         return self._range.warnings
 
-    def _tokens(self, tokens: int) -> float:
+    def _padded(self, tokens: int) -> int:
         i = bisect_left(self._pad, tokens)
-        return at(*self._dense, self._pad[i] if i < len(self._pad) else tokens)
+        return self._pad[i] if i < len(self._pad) else tokens
+
+    def _tokens(self, tokens: int) -> float:
+        return at(*self._dense, self._padded(tokens))
+
+    def _decoding(self, n: int) -> float:
+        if self._decode_dense is None:
+            return self._per_token(n)
+        return at(*self._decode_dense, self._padded(n))
 
     def _per_token(self, tokens: int) -> float:
         try:
@@ -154,7 +168,7 @@ class MeasuredSteps:
         axis, _, grid = self._decode
         if n > axis[-1]:
             self._range.beyond("sequences that decode", n, axis[-1])
-        fixed = self._per_token(n) + self._per_sequence(n) + self._host
+        fixed = self._decoding(n) + self._per_sequence(n) + self._host
         values = [fixed + at(axis, [row[k] for row in grid], n) for k in range(len(self._decode.kv))]
         values.insert(0, values[0])
         slopes = [

@@ -1,0 +1,118 @@
+"""Step times from published numbers alone: how many bytes a step must read, how many products it must compute.
+
+S. Williams, A. Waterman, D. Patterson, "Roofline" (CACM 2009), for each part of a step: the longer of products / FLOP/s
+and bytes / bandwidth. Parts are the layers' matrices, the touched experts, the LM head, attention of decodes and
+attention of chunks (4 · heads · head size products a pair of query and key), beside collectives.
+
+Neither peak is reached: 0.75 of the FLOP/s and 0.8 of the bandwidth are counted, near what measured tables show for
+Llama-3.1-8B (2,048 tokens of prefill reach 0.72 of an H100's FLOP/s and 0.79 of an RTX PRO 6000's, the decode of one
+sequence 0.72 and 0.89 of their bandwidth). Expect errors of 20 % and more; a measured or calibrated profile is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .comm import allgather_seconds, allreduce_seconds
+from .shapes import DTYPE_BYTES, Gpu, ModelShape, dtype_name
+from .steptime import Chunk
+
+FLOPS_EFFICIENCY = 0.75
+BANDWIDTH_EFFICIENCY = 0.8
+LAYER_SECONDS = 6e-6
+"""A layer beside its matrices and attention: norms, rotary embedding, activation, gaps between kernels."""
+_ACTIVATION_BYTES = 2
+_KEPT = 4096
+
+
+class RooflineSteps:
+    """A `StepTime`. `dtype`: of the weights (quantised ones leave LM head and embedding at 2 bytes). `host`: seconds
+    added to each step. Raises ValueError."""
+
+    def __init__(
+        self,
+        model: ModelShape,
+        gpu: Gpu,
+        *,
+        tp: int = 1,
+        dtype: str | None = None,
+        kv_dtype: str = "auto",
+        flops_efficiency: float = FLOPS_EFFICIENCY,
+        bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY,
+        host: float = 0.0,
+    ) -> None:
+        if tp < 1 or not 0 < flops_efficiency <= 1 or not 0 < bandwidth_efficiency <= 1:
+            given = f"{tp}, {flops_efficiency}, {bandwidth_efficiency}"
+            raise ValueError(f"tp must be 1 or more, efficiencies in (0, 1]: {given}")
+        name = dtype_name(dtype or model.dtype)
+        kv = "bf16" if kv_dtype == "auto" else dtype_name(kv_dtype)
+        self.title = f"{gpu.name}/{model.name.rpartition('/')[2]}/{name}/tp{tp}"
+        self._model = model
+        self._gpu = gpu
+        self._tp = tp
+        self._rate = gpu.flops(name) * flops_efficiency * tp
+        self._rate16 = gpu.flops("bf16") * flops_efficiency * tp
+        self._stream = gpu.bandwidth * bandwidth_efficiency * tp
+        each = DTYPE_BYTES[name]
+        dense = model.linear_parameters(0)
+        # mxfp4 is of experts alone; the rest of such a model is in 16 bits
+        self._dense = (dense, dense * (2.0 if name == "mxfp4" and model.moe else each))
+        self._expert = model.mlp_parameters(model.moe_intermediate) * model.moe_layers if model.moe else 0
+        self._expert_bytes = self._expert * each
+        self._head = (model.vocab * model.hidden, model.vocab * model.hidden * 2.0)
+        self._kv = float(model.kv_bytes_per_token(kv, tp) * tp)
+        latent = model.head_dim + model.rope_head_dim + model.v_head_dim
+        self._pair = 2.0 * model.heads * (latent if model.kv_lora_rank else 2 * model.head_dim) * model.layers
+        self._each = max(self._pair / self._rate16, self._kv / self._stream)
+        self._decodes: dict[int, float] = {}
+        self._fixed = host + model.layers * LAYER_SECONDS
+
+    def __repr__(self) -> str:
+        return f"<RooflineSteps {self.title}>"
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return ()
+
+    def _tokens(self, tokens: int, sequences: int) -> float:
+        """All that acts on single tokens, and the LM head on one a sequence."""
+        products, size = self._dense
+        seconds = max(2 * products * tokens / self._rate, size / self._stream)
+        if self._expert:
+            model = self._model
+            touched = model.experts * (1 - (1 - model.experts_per_token / model.experts) ** tokens)
+            work = 2 * self._expert * model.experts_per_token * tokens
+            seconds += max(work / self._rate, touched * self._expert_bytes / self._stream)
+        products, size = self._head
+        seconds += max(2 * products * sequences / self._rate16, size / self._stream)
+        if self._tp > 1:
+            seconds += self._collectives(tokens, sequences)
+        return seconds + self._fixed
+
+    def _collectives(self, tokens: int, sequences: int) -> float:
+        gpu, model = self._gpu, self._model
+        size = tokens * model.hidden * _ACTIVATION_BYTES
+        reduce = allreduce_seconds(size, self._tp, gpu.link, gpu.link_latency, switched=gpu.switched)
+        logits = sequences * model.vocab * _ACTIVATION_BYTES
+        gather = allgather_seconds(logits, self._tp, gpu.link, gpu.link_latency, switched=gpu.switched)
+        return (1 + 2 * model.layers) * reduce + gather
+
+    def decode(self, n: int, context: int, longest: int) -> float:
+        fixed = self._decodes.get(n)
+        if fixed is None:
+            if len(self._decodes) >= _KEPT:
+                self._decodes.clear()
+            fixed = self._decodes[n] = self._tokens(n, n)
+        return fixed + context * self._each
+
+    def mixed(self, chunks: Sequence[Chunk], n: int, context: int, longest: int) -> float:
+        tokens = n
+        pairs = 0.0
+        read = 0.0
+        for size, before, _ in chunks:
+            tokens += size
+            pairs += size * (before + size / 2)
+            read += before + size
+        attention = max(self._pair * pairs / self._rate16, self._kv * read / self._stream)
+        attention += context * self._each
+        return self._tokens(tokens, n + len(chunks)) + attention
