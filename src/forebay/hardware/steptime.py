@@ -39,5 +39,28 @@ class StepTime(Protocol):
         ...
 
 
+class WithHost:
+    """Step times and what the host adds: `each` seconds to every step, `prefill` seconds more to one with prefill in it,
+    which no CUDA graph covers. A property of the machine, measured or fitted (see docs/simulator.md)."""
+
+    def __init__(self, steps: StepTime, each: float, prefill: float) -> None:
+        self._steps = steps
+        self._each = each
+        self._prefill = each + prefill
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return self._steps.warnings
+
+    def decode(self, n: int, context: int, longest: int) -> float:
+        return self._steps.decode(n, context, longest) + self._each
+
+    def mixed(self, chunks: Sequence[Chunk], n: int, context: int, longest: int) -> float:
+        return self._steps.mixed(chunks, n, context, longest) + self._prefill
+
+    def __repr__(self) -> str:
+        return f"<WithHost {self._each * 1e3:g} ms a step, {self._prefill * 1e3:g} ms with prefill, on {self._steps!r}>"
+
+
 class OutOfProfile(Exception):
     """A batch lies outside of what a strict profile covers. The message says by how much, and on which axis."""

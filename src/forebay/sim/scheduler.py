@@ -63,7 +63,10 @@ class Scheduler:
         self.settings = settings
         self.listener = listener
         self.stats = EngineStats()
-        self.pool = BlockPool(settings.num_blocks, settings.block_size, caching=settings.enable_prefix_caching)
+        # vLLM sets one block aside as the null block (vllm/v1/core/block_pool.py)
+        self.pool = BlockPool(
+            max(1, settings.num_blocks - 1), settings.block_size, caching=settings.enable_prefix_caching
+        )
         self.track = track
         self.running: dict[Job, None] = {}
         self.waiting_count = 0
