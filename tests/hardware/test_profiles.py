@@ -12,6 +12,7 @@ import pytest
 
 from forebay.hardware import aiconf
 from forebay.hardware.catalogue import UnknownGpu, UnknownModel, find_gpu, find_model
+from forebay.hardware.comm import Ranks, logits_seconds, step_seconds
 from forebay.hardware.csvtable import BadProfile
 from forebay.hardware.profiles import profile_kind, resolve
 from forebay.hardware.steptime import Chunk, OutOfProfile
@@ -45,6 +46,7 @@ class EngineHandle:
             ("generation_qkv_gemm", 4 + 0.01 * n, 0.0, "silicon"),
             ("generation_logits_gemm", 0.5 + 0.001 * n, 0.0, "silicon"),
             ("generation_attention", 1e-4 * n * kv, 0.0, "silicon"),
+            ("generation_ar_1", 0.0 if self.options["tp_size"] == 1 else 0.1, 0.0, "silicon"),
         ]
 '''
 
@@ -63,7 +65,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "site" / "aiconfigurator_core"
     (root / "sdk").mkdir(parents=True)
     (root / "model_configs").mkdir()
-    (root / "systems" / "data" / "h100_sxm" / "gemm" / "vllm").mkdir(parents=True)
+    for system in ("h100_sxm", "rtx_pro_6000_server"):
+        (root / "systems" / "data" / system / "gemm" / "vllm").mkdir(parents=True)
     (root / "__init__.py").write_text("")
     (root / "sdk" / "__init__.py").write_text("")
     (root / "sdk" / "engine.py").write_text(ENGINE)
@@ -115,6 +118,21 @@ def test_kernels_are_compiled_once_and_read_without_the_package(
         by_path.step_time.decode(2000, 2000, 1)
 
 
+def test_over_pcie_the_slower_link_counts_and_decodes_pay_for_a_chunk_beside_them(package: Path) -> None:
+    kernels = 4.08 + 0.508 + 1e-4 * 8 * 700
+    shape = find_model("llama-3.1-8b")
+    for name, collectives in (("h100_sxm", 0.1e-3), ("rtx_pro_6000", None)):
+        gpu = find_gpu(name)
+        steps = resolve(name, "llama-3.1-8b", tp=2).step_time
+        ours = step_seconds(shape, gpu, Ranks(tp=2), 8)
+        assert ours > 0.1e-3
+        want = kernels * 1e-3 + (collectives or ours) + logits_seconds(shape, gpu, 2, 8)
+        assert steps.decode(8, 8 * 700, 700) == pytest.approx(want)
+    alone = resolve("rtx_pro_6000", "llama-3.1-8b").step_time
+    more = alone.mixed([Chunk(504, 0)], 8, 5600, 700) - alone.mixed([Chunk(504, 0)], 8, 2800, 350)
+    assert more == pytest.approx(aiconf.BESIDE * 1e-7 * 2800)
+
+
 def test_what_the_package_is_asked(package: Path) -> None:
     wanted = aiconf.Wanted(
         find_model("qwen3-30b-a3b"), find_gpu("h100"), tp=2, dp=2, ep=4, dtype="fp8", kv_dtype="fp8"
@@ -135,7 +153,9 @@ def test_what_the_package_is_asked(package: Path) -> None:
 
 
 def test_what_the_package_cannot_do_is_one_sentence_and_auto_goes_on(package: Path) -> None:
-    with pytest.raises(aiconf.Unavailable, match="no vllm kernels of rtx_4090; it has those of h100_sxm"):
+    with pytest.raises(
+        aiconf.Unavailable, match="no vllm kernels of rtx_4090; it has those of h100_sxm, rtx_pro_6000_server"
+    ):
         resolve("rtx_4090", "llama-3.1-8b", source="aiconfigurator")
     with pytest.raises(
         aiconf.Unavailable, match=r"cannot give vllm with .*70B .*: perf data missing; available: none$"
@@ -198,6 +218,7 @@ def test_names_and_paths_that_are_none(tmp_path: Path, make_bundle: Make) -> Non
             lambda d: d["seconds"]["decode"][3].__setitem__(0, -1),
             r"seconds\.decode\[3\] must be finite numbers, 0 or more",
         ),
+        (lambda d: d.pop("shape"), "shape does not describe a model"),
         (lambda d: d["axes"]["kv"].reverse(), r"axes\.kv must rise"),
     ],
 )

@@ -16,7 +16,7 @@ from forebay.hardware.catalogue import find_gpu, find_model
 from forebay.hardware.comm import allgather_seconds, allreduce_seconds
 from forebay.hardware.csvtable import BadProfile
 from forebay.hardware.steptime import Chunk, OutOfProfile
-from forebay.hardware.tables import CAPTURE_SIZES, MeasuredSteps
+from forebay.hardware.tables import CAPTURE_SIZES, MeasuredSteps, capture_sizes
 from hardware_bundles import BLOCK, META, attention, dense, write
 
 Make = Callable[..., Path]
@@ -61,7 +61,9 @@ def test_steps_are_padded_to_the_next_graph(make_bundle: Make) -> None:
     assert padded.decode(17, 17 * 64, 64) == pytest.approx(expected(0, 0, 17, 64, padded=24))
     assert padded.decode(24, 24 * 64, 64) == bare.decode(24, 24 * 64, 64)
     assert padded.mixed([Chunk(100, 0)], 3, 192, 64) == pytest.approx(expected(100, 0, 3, 64, padded=104))
-    assert (CAPTURE_SIZES[-1], len(CAPTURE_SIZES)) == (512, 51)
+    assert (CAPTURE_SIZES[-1], len(CAPTURE_SIZES)) == (512, 51)  # as in a vLLM 0.19 configuration
+    assert capture_sizes() == CAPTURE_SIZES
+    assert (capture_sizes(128)[-1], capture_sizes(3), capture_sizes(256, 100)[-1]) == (256, (1, 2, 4), 96)
 
 
 def test_chunks_together_do_the_attention_of_one_of_equal_work(make_bundle: Make) -> None:

@@ -5,10 +5,16 @@ cache folder; `load_profile` reads it back without the package. A step is put to
 tokens at all tokens of the step, the LM head at its sequences, attention of the chunk and of the decodes by themselves,
 as the package does it (`mixed_step_breakdown`).
 
-Not in it (`MISSING`): rotary embedding, QK norm, the KV cache's write, the sampler, gaps between kernels, the host, and
-what chunks and decodes cost each other in one attention kernel. The package fills norms and activations in by formula.
-On a decode step of 128 sequences it comes to 44-50 ms where vLLM takes 60; a host constant fitted on another workload
-makes up for a part of that.
+Two things depend on what the package does not know:
+
+- Collectives over PCIe depend on the host. They take the slower of the package's time and the catalogue's link.
+- FlashAttention 2, which vLLM takes where the GPU is neither Hopper nor a Blackwell of the data centre, reads the KV
+  cache of decodes more slowly beside a chunk of prefill than alone: `BESIDE` times, the middle of three measured tables
+  (LLMServingSim's of Llama-3.1-8B: medians 1.9 on an RTX 4090, 1.4 and 1.3 on RTX PRO 6000 with tp 1 and 2).
+
+Not in it (`MISSING`): rotary embedding, QK norm, the KV cache's write, the sampler, gaps between kernels, the host. The
+package fills norms and activations in by formula. As it comes, it gives 44-50 ms for a decode step of 128 sequences
+that takes vLLM 60; on two RTX PRO 6000 without peer access most of the difference is the link.
 """
 
 from __future__ import annotations
@@ -19,11 +25,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from .catalogue import find_gpu
+from .comm import Ranks, logits_seconds, step_seconds
 from .csvtable import BadProfile
 from .shapes import Gpu, ModelShape, dtype_name
 from .tables import CAPTURE_SIZES, Curve, Decode, MeasuredSteps, Prefill
@@ -39,7 +47,17 @@ _CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1310
 _COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 _KVS = (16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384, 32768, 65536, 131072)
 
+BESIDE = 1.5
+_FLASH_ATTENTION_2 = frozenset({"a100_sxm", "a100_pcie", "l40s", "l4", "a10", "a30", "rtx_4090", "rtx_pro_6000"})
+
 _SYSTEMS = {"rtx_pro_6000": "rtx_pro_6000_server"}
+_CURVES = {
+    "dense": "tokens",
+    "collectives": "tokens",
+    "decode_dense": "n",
+    "decode_collectives": "n",
+    "sequences": "n",
+}
 _GEMM = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8", "int8": "sq", "int4": "int4_wo", "nvfp4": "nvfp4"}
 _EXPERTS = {
     "bf16": "bfloat16",
@@ -233,9 +251,18 @@ def _is_attention(op: str) -> bool:
     return any(word in op for word in ("attention", "mla", "dsa", "msa"))
 
 
-def _split(ops: Sequence[Sequence[Any]]) -> tuple[float, float, float]:
-    """Seconds of (what acts on tokens, LM head, attention) in a list of (name, ms, …)."""
-    dense = head = attention = 0.0
+class _Parts(NamedTuple):
+    """Seconds of a step's parts."""
+
+    dense: float
+    collectives: float
+    head: float
+    attention: float
+
+
+def _split(ops: Sequence[Sequence[Any]]) -> _Parts:
+    """The parts in a list of (name, ms, …)."""
+    dense = collectives = head = attention = 0.0
     for name, ms, *_ in ops:
         if not isinstance(ms, int | float) or not isfinite(ms) or ms < 0:
             raise ValueError(f"{name} takes {ms!r} ms")
@@ -243,9 +270,11 @@ def _split(ops: Sequence[Sequence[Any]]) -> tuple[float, float, float]:
             head += ms * _MS
         elif _is_attention(name):
             attention += ms * _MS
+        elif re.search(r"_ar(_\d+)?$|allreduce|dispatch|p2p", name):
+            collectives += ms * _MS
         else:
             dense += ms * _MS
-    return dense, head, attention
+    return _Parts(dense, collectives, head, attention)
 
 
 def compile_profile(wanted: Wanted, folder: Path | None = None) -> Path:
@@ -257,21 +286,25 @@ def compile_profile(wanted: Wanted, folder: Path | None = None) -> Path:
     with tempfile.TemporaryDirectory(prefix="forebay-") as scratch:
         engine = _engine(wanted, Path(scratch))
 
-        def prefill(chunk: int, before: int) -> tuple[float, float, float]:
+        def prefill(chunk: int, before: int) -> _Parts:
             ops, _ = engine.run_static_per_op(batch_size=1, isl=before + chunk, osl=2, prefix=before, mode="static_ctx")
             return _split(ops)
 
-        def decode(n: int, kv: int) -> tuple[float, float, float]:
+        def decode(n: int, kv: int) -> _Parts:
             return _split(engine.decode_step_per_op(n, kv, 2))
 
         try:
             with _quiet():
+                whole = [prefill(t, 0) for t in _TOKENS]
+                steps = [decode(n, 256) for n in _COUNTS]
                 body = {
-                    "dense": [prefill(t, 0)[0] for t in _TOKENS],
-                    "decode_dense": [decode(t, 256)[0] for t in _COUNTS],
-                    "sequences": [decode(n, 256)[1] for n in _COUNTS],
-                    "prefill": [[prefill(c, k)[2] for k in _CONTEXTS] for c in _CHUNKS],
-                    "decode": [[decode(n, kv)[2] for kv in _KVS] for n in _COUNTS],
+                    "dense": [p.dense for p in whole],
+                    "collectives": [p.collectives for p in whole],
+                    "decode_dense": [p.dense for p in steps],
+                    "decode_collectives": [p.collectives for p in steps],
+                    "sequences": [p.head for p in steps],
+                    "prefill": [[prefill(c, k).attention for k in _CONTEXTS] for c in _CHUNKS],
+                    "decode": [[decode(n, kv).attention for kv in _KVS] for n in _COUNTS],
                 }
         except Exception as e:  # as above
             raise _unavailable(wanted, e) from e
@@ -281,6 +314,7 @@ def compile_profile(wanted: Wanted, folder: Path | None = None) -> Path:
         "package": f"{PACKAGE} {version}",
         "gpu": wanted.gpu.name,
         "model": wanted.model.name,
+        "shape": asdict(wanted.model),
         "engine": {"backend": wanted.backend, "tp": wanted.tp, "dp": wanted.dp, "ep": wanted.ep},
         "dtype": wanted.dtype,
         "kv_dtype": wanted.kv_dtype,
@@ -325,21 +359,34 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
+def shape_of(document: dict[str, Any], path: Path) -> ModelShape:
+    """The model that a compiled profile is of. Raises `BadProfile`."""
+    try:
+        return ModelShape(**document["shape"])
+    except (KeyError, TypeError) as e:
+        raise BadProfile(f"{path}: shape does not describe a model: {e}") from e
+
+
 def load_profile(
-    path: Path, *, host: float = 0.0, pad: Sequence[int] = CAPTURE_SIZES, strict: bool = False
+    path: Path,
+    *,
+    gpu: Gpu | None = None,
+    host: float = 0.0,
+    pad: Sequence[int] = CAPTURE_SIZES,
+    strict: bool = False,
 ) -> MeasuredSteps:
-    """Step times from a compiled profile. `host`: seconds added to each step; `pad`: CUDA graph sizes. Raises
-    `BadProfile`."""
+    """Step times from a compiled profile. `gpu`: whose link is taken, by default the catalogue's of that name; `host`:
+    seconds added to each step; `pad`: CUDA graph sizes. Raises `BadProfile`, `UnknownGpu`."""
     document = read_document(path)
     try:
-        axes, seconds = document["axes"], document["seconds"]
-        title = f"{document['gpu']}/{document['model']}/tp{document['engine']['tp']}"
+        axes, seconds, engine = document["axes"], document["seconds"], document["engine"]
+        title = f"{document['gpu']}/{document['model']}/tp{engine['tp']}"
         axis = {
             k: _numbers(axes[k], len(axes[k]), f"{path}: axes.{k}") for k in ("tokens", "chunk", "context", "n", "kv")
         }
         curves = {
             name: Curve(axis[on], _numbers(seconds[name], len(axis[on]), f"{path}: seconds.{name}"))
-            for name, on in (("dense", "tokens"), ("decode_dense", "n"), ("sequences", "n"))
+            for name, on in _CURVES.items()
         }
         grids = {
             name: [
@@ -353,18 +400,31 @@ def load_profile(
     for name, points in axis.items():
         if sorted(set(points)) != points:
             raise BadProfile(f"{path}: axes.{name} must rise")
+    model, card = shape_of(document, path), gpu or find_gpu(str(document["gpu"]))
+    ranks = Ranks(*(int(engine[k]) for k in ("tp", "dp", "ep")))
+    logits = [v + logits_seconds(model, card, ranks.tp, n) for n, v in zip(*curves["sequences"], strict=True)]
     return MeasuredSteps(
         title,
-        dense=curves["dense"],
-        decode_dense=curves["decode_dense"],
-        sequences=curves["sequences"],
+        dense=_with_collectives(curves["dense"], curves["collectives"], model, card, ranks),
+        decode_dense=_with_collectives(curves["decode_dense"], curves["decode_collectives"], model, card, ranks),
+        sequences=Curve(axis["n"], logits),
         prefill=Prefill(axis["chunk"], axis["context"], grids["prefill"]),
         decode=Decode(axis["n"], axis["kv"], grids["decode"]),
         mixed=None,
+        beside=BESIDE if card.name in _FLASH_ATTENTION_2 else 1.0,
         pad=pad,
         host=host,
         strict=strict,
     )
+
+
+def _with_collectives(dense: Curve, measured: Curve, model: ModelShape, gpu: Gpu, ranks: Ranks) -> Curve:
+    """The link of this host may be slower than that of the package's, where it is not NVIDIA's own."""
+    values = []
+    for tokens, part, theirs in zip(*dense, measured.values, strict=True):
+        ours = 0.0 if gpu.switched else step_seconds(model, gpu, ranks, tokens)
+        values.append(part + max(theirs, ours))
+    return Curve(dense.axis, values)
 
 
 def _rows(value: Any, length: int, where: str) -> list[Any]:

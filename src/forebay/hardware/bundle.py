@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .catalogue import UnknownGpu, UnknownModel, find_gpu, find_model
-from .comm import allgather_seconds, allreduce_seconds
+from .comm import Ranks, logits_seconds, step_seconds
 from .csvtable import BadProfile, read_curves, read_points
 from .grids import at, cube, plane
 from .shapes import Gpu, ModelShape
@@ -20,7 +20,6 @@ _EACH = {"layernorm": 2, "qkv_proj": 1, "qk_norm": 1, "rotary_emb": 1, "o_proj":
 _MLP = {"gate_up_proj": 1, "act_fn": 1, "down_proj": 1}
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _US = 1e-6
-_ACTIVATION_BYTES = 2
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -121,15 +120,10 @@ def load_tables(
     sequences = _curve_sum(here / "per_sequence.csv", "sequences", {"lm_head": 1, "sampler": 1}, required=("lm_head",))
     if tp * dp > 1:
         card = _link(meta, meta_path, gpu)
-        dense = Curve(dense.axis, [v + _collectives(shape, card, tp, dp, ep, t) for t, v in zip(*dense, strict=True)])
-        logits = shape.vocab * _ACTIVATION_BYTES
-        sequences = Curve(
-            sequences.axis,
-            [
-                v + allgather_seconds(s * logits, tp, card.link, card.link_latency, switched=card.switched)
-                for s, v in zip(*sequences, strict=True)
-            ],
-        )
+        ranks = Ranks(tp, dp, ep)
+        dense = Curve(dense.axis, [v + step_seconds(shape, card, ranks, t) for t, v in zip(*dense, strict=True)])
+        summed = [v + logits_seconds(shape, card, tp, s) for s, v in zip(*sequences, strict=True)]
+        sequences = Curve(sequences.axis, summed)
 
     prefill, decode, mixed = _attention(here / "attention.csv", shape.layers)
     fitted = (meta.get("skew_fit") or {}).get("enabled", False) if skew is None else skew
@@ -179,19 +173,6 @@ def _dense(here: Path, folder: Path, shape: ModelShape, *, tp: int, dp: int, ep:
     split = 1 if ep > 1 else tp
     experts = _experts(at_tp, shape, ep, split, dp, curve.axis)
     return Curve(curve.axis, [v + shape.moe_layers * e for v, e in zip(curve.values, experts, strict=True)])
-
-
-def _collectives(shape: ModelShape, gpu: Gpu, tp: int, dp: int, ep: int, tokens: float) -> float:
-    """Seconds of a step's collectives, without the logits: an all-reduce after the embedding, after each attention and
-    after each MLP. Where replicas share experts, their tokens are gathered before and scattered after each expert layer
-    in place of the latter (vLLM's `allgather_reducescatter`)."""
-    size = tokens * shape.hidden * _ACTIVATION_BYTES
-    reduce = allreduce_seconds(size, tp, gpu.link, gpu.link_latency, switched=gpu.switched)
-    if dp == 1 or not shape.moe:
-        return (1 + 2 * shape.layers) * reduce
-    ranks = max(ep, dp)
-    gather = 2 * allgather_seconds(size * dp, ranks, gpu.link, gpu.link_latency, switched=gpu.switched)
-    return (1 + 2 * shape.layers - shape.moe_layers) * reduce + shape.moe_layers * gather
 
 
 def _attention(path: Path, layers: int) -> tuple[Prefill, Decode, Mixed | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,7 @@ from .catalogue import UnknownGpu, UnknownModel, find_gpu, find_model
 from .csvtable import BadProfile
 from .shapes import Gpu, ModelShape, dtype_name
 from .steptime import StepTime
+from .tables import CAPTURE_SIZES
 
 Source = Literal["measured", "aiconfigurator", "calibrated", "roofline"]
 Choice = Literal["auto", "measured", "aiconfigurator", "calibrated", "roofline"]
@@ -40,6 +42,7 @@ def resolve(
     source: Choice = "auto",
     profile: Path | None = None,
     host: float = 0.0,
+    pad: Sequence[int] = CAPTURE_SIZES,
     strict: bool = False,
 ) -> Resolved:
     """The step times of `model` on `tp` GPUs, from the first of: `profile` (a folder of tables, a YAML made by `forebay
@@ -47,13 +50,14 @@ def resolve(
     `source` other than `auto` allows only that one. `dtype` `auto`: as the weights are published.
 
     What a profile says of itself need not be given; what is given must be in the catalogue. `host`: seconds added to
-    each step (a calibrated profile has its own). Raises `UnknownModel`, `UnknownGpu`, `BadProfile`, `FittedError`,
+    each step (a calibrated profile has its own); `pad`: CUDA graph sizes (`tables.capture_sizes`), `()` for eager
+    execution; a calibrated profile and a roofline know none. Raises `UnknownModel`, `UnknownGpu`, `BadProfile`, `FittedError`,
     `aiconf.MissingPackage`, `aiconf.Unavailable`, ValueError.
     """
     shape = find_model(model) if model is not None else None
     card = find_gpu(gpu) if gpu is not None else None
     if profile is not None:
-        return _from_profile(profile, shape, card, tp, dp, ep, source, host, strict)
+        return _from_profile(profile, shape, card, tp, dp, ep, source, host, pad, strict)
     if source in ("measured", "calibrated"):
         raise BadProfile(f"step times that are {source} need the path of a profile")
     if shape is None:
@@ -63,7 +67,7 @@ def resolve(
     weights = shape.dtype if dtype == "auto" else dtype_name(dtype)
     cache = kv_dtype if kv_dtype == "auto" else dtype_name(kv_dtype)
     if source in ("auto", "aiconfigurator"):
-        found = _from_kernels(shape, card, tp, dp, ep, weights, cache, source, host, strict)
+        found = _from_kernels(shape, card, tp, dp, ep, weights, cache, source, host, pad, strict)
         if found is not None:
             return found
     from .roofline import BANDWIDTH_EFFICIENCY, FLOPS_EFFICIENCY, RooflineSteps
@@ -86,6 +90,7 @@ def _from_kernels(
     kv_dtype: str,
     source: Choice,
     host: float,
+    pad: Sequence[int],
     strict: bool,
 ) -> Resolved | None:
     """None where `auto` goes on to the next source."""
@@ -102,7 +107,7 @@ def _from_kernels(
             if source == "aiconfigurator":
                 raise
             return None
-    steps = aiconf.load_profile(path, host=host, strict=strict)
+    steps = aiconf.load_profile(path, gpu=card, host=host, pad=pad, strict=strict)
     note = f"NVIDIA's measured kernels ({path}); not in it: {', '.join(aiconf.MISSING)}"
     return Resolved(steps, "aiconfigurator", note, shape, card)
 
@@ -116,6 +121,7 @@ def _from_profile(
     ep: int,
     source: Choice,
     host: float,
+    pad: Sequence[int],
     strict: bool,
 ) -> Resolved:
     kind = profile_kind(profile)
@@ -125,7 +131,7 @@ def _from_profile(
         from .bundle import load_tables, read_meta
 
         meta = read_meta(profile)
-        steps = load_tables(profile, tp=tp, dp=dp, ep=ep, model=shape, gpu=card, host=host, strict=strict)
+        steps = load_tables(profile, tp=tp, dp=dp, ep=ep, model=shape, gpu=card, host=host, pad=pad, strict=strict)
         device = meta.get("gpu") or meta.get("hardware")
         note = f"measured kernels in {profile} ({device}, vLLM {meta.get('vllm_version')})"
         model = shape or find_model(str(meta.get("model")))
@@ -134,9 +140,9 @@ def _from_profile(
         from . import aiconf
 
         document = aiconf.read_document(profile)
-        steps = aiconf.load_profile(profile, host=host, strict=strict)
+        steps = aiconf.load_profile(profile, gpu=card, host=host, pad=pad, strict=strict)
         note = f"NVIDIA's measured kernels ({profile}); not in it: {', '.join(aiconf.MISSING)}"
-        model = shape or find_model(str(document.get("model")))
+        model = aiconf.shape_of(document, profile)
         return Resolved(steps, kind, note, model, card or _maybe_gpu(document.get("gpu")))
     from .fitted import load_fitted
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .comm import allgather_seconds, allreduce_seconds
+from .comm import Ranks, logits_seconds, step_seconds
 from .shapes import DTYPE_BYTES, Gpu, ModelShape, dtype_name
 from .steptime import Chunk
 
@@ -21,7 +21,6 @@ FLOPS_EFFICIENCY = 0.75
 BANDWIDTH_EFFICIENCY = 0.8
 LAYER_SECONDS = 6e-6
 """A layer beside its matrices and attention: norms, rotary embedding, activation, gaps between kernels."""
-_ACTIVATION_BYTES = 2
 _KEPT = 4096
 
 
@@ -86,16 +85,9 @@ class RooflineSteps:
         products, size = self._head
         seconds += max(2 * products * sequences / self._rate16, size / self._stream)
         if self._tp > 1:
-            seconds += self._collectives(tokens, sequences)
+            seconds += step_seconds(self._model, self._gpu, Ranks(self._tp), tokens)
+            seconds += logits_seconds(self._model, self._gpu, self._tp, sequences)
         return seconds + self._fixed
-
-    def _collectives(self, tokens: int, sequences: int) -> float:
-        gpu, model = self._gpu, self._model
-        size = tokens * model.hidden * _ACTIVATION_BYTES
-        reduce = allreduce_seconds(size, self._tp, gpu.link, gpu.link_latency, switched=gpu.switched)
-        logits = sequences * model.vocab * _ACTIVATION_BYTES
-        gather = allgather_seconds(logits, self._tp, gpu.link, gpu.link_latency, switched=gpu.switched)
-        return (1 + 2 * model.layers) * reduce + gather
 
     def decode(self, n: int, context: int, longest: int) -> float:
         fixed = self._decodes.get(n)

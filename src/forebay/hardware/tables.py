@@ -32,6 +32,13 @@ CAPTURE_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 _ROWS = 4096
 
 
+def capture_sizes(max_num_seqs: int = 256, max_num_batched_tokens: int = 2048) -> tuple[int, ...]:
+    """Token counts that vLLM captures graphs for, up to the least of 512, twice `max_num_seqs` and the token budget
+    (vLLM 0.19, vllm/config/vllm.py, `_set_cudagraph_sizes`)."""
+    most = min(512, 2 * max_num_seqs, max_num_batched_tokens)
+    return tuple(size for size in CAPTURE_SIZES if size <= most)
+
+
 class Curve(NamedTuple):
     """Seconds by a count, measured at `axis`."""
 
@@ -76,8 +83,8 @@ class MeasuredSteps:
     """A `StepTime`. All times given are seconds of the whole model, all layers summed.
 
     `dense`: by tokens, and `decode_dense` in its place where sequences only decode; `sequences`: by sequences; `mixed`:
-    None where chunk and decodes were only measured by themselves, and are added; `pad`: token counts that steps are
-    padded up to, empty for none; `host`: added to each step.
+    None where chunk and decodes were only measured by themselves: they are added, decodes `beside` times; `pad`: token
+    counts that steps are padded up to, empty for none; `host`: added to each step.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class MeasuredSteps:
         mixed: Mixed | None,
         skew: Skew | None = None,
         decode_dense: Curve | None = None,
+        beside: float = 1.0,
         pad: Sequence[int] = CAPTURE_SIZES,
         host: float = 0.0,
         strict: bool = False,
@@ -103,6 +111,7 @@ class MeasuredSteps:
         self._prefill = prefill
         self._decode = decode
         self._mixed = mixed
+        self._factor = beside
         self._skew = skew
         self._host = host
         self._pad = sorted(pad)
@@ -228,7 +237,7 @@ class MeasuredSteps:
             k = min(j + 1, len(low) - 1)
             a = low[j] + v * (low[k] - low[j])
             alone = max(0.0, a + u * (high[j] + v * (high[k] - high[j]) - a))
-            return alone if n < 1 else alone + self._decodes(n, context / n)
+            return alone if n < 1 else alone + self._factor * self._decodes(n, context / n)
         return self._beside(self._mixed, tokens, before, n, context, longest)
 
     def _decodes(self, n: int, kv: float) -> float:
