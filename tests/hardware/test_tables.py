@@ -120,6 +120,15 @@ def test_beyond_the_tables_is_extrapolated_and_said_once_an_axis(make_bundle: Ma
     assert f"RTX4090/Llama-3.1-8B/tp1: {far}; extrapolated" in steps.warnings
 
 
+def test_absurdly_long_axes_cost_no_memory(make_bundle: Make) -> None:
+    folder = make_bundle()
+    path = folder / "tp1" / "dense.csv"
+    path.write_text(path.read_text().replace(",1024,", ",1000000000000,"))
+    steps = load_tables(folder, pad=())
+    assert steps.mixed([Chunk(400, 0)], 40_000, 40_000, 1) > 0
+    assert not any("tokens in a step" in line for line in steps.warnings)
+
+
 @pytest.mark.parametrize(
     ("call", "axis"),
     [

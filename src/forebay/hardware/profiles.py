@@ -51,8 +51,8 @@ def resolve(
 
     What a profile says of itself need not be given; what is given must be in the catalogue. `host`: seconds added to
     each step (a calibrated profile has its own); `pad`: CUDA graph sizes (`tables.capture_sizes`), `()` for eager
-    execution; a calibrated profile and a roofline know none. Raises `UnknownModel`, `UnknownGpu`, `BadProfile`, `FittedError`,
-    `aiconf.MissingPackage`, `aiconf.Unavailable`, ValueError.
+    execution; a calibrated profile and a roofline know none. Raises `UnknownModel`, `UnknownGpu`, `BadProfile`,
+    `FittedError`, `aiconf.MissingPackage`, `aiconf.Unavailable`, ValueError.
     """
     shape = find_model(model) if model is not None else None
     card = find_gpu(gpu) if gpu is not None else None

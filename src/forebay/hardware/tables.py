@@ -30,6 +30,7 @@ CAPTURE_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 """Token counts that vLLM 0.19 captures a graph for, where `max_num_seqs` is 256 or more."""
 
 _ROWS = 4096
+_LISTED = 32_768
 
 
 def capture_sizes(max_num_seqs: int = 256, max_num_batched_tokens: int = 2048) -> tuple[int, ...]:
@@ -115,9 +116,8 @@ class MeasuredSteps:
         self._skew = skew
         self._host = host
         self._pad = sorted(pad)
-        top = max(int(dense.axis[-1]), self._pad[-1] if self._pad else 0)
-        self._by_tokens = [self._tokens(t) for t in range(top + 1)]
-        self._by_sequences = [at(*sequences, s) for s in range(int(sequences.axis[-1]) + 1)]
+        self._by_tokens = [self._tokens(t) for t in range(min(int(dense.axis[-1]), _LISTED) + 1)]
+        self._by_sequences = [at(*sequences, s) for s in range(min(int(sequences.axis[-1]), _LISTED) + 1)]
         self._knots = [0.0, *decode.kv]
         self._inner = self._knots[1:-1]
         self._far = self._knots[-1]
@@ -146,14 +146,16 @@ class MeasuredSteps:
         try:
             return self._by_tokens[tokens]
         except IndexError:
-            self._range.beyond("tokens in a step", tokens, self._dense.axis[-1])
-            return at(*self._dense, tokens)
+            if tokens > self._dense.axis[-1]:
+                self._range.beyond("tokens in a step", tokens, self._dense.axis[-1])
+            return self._tokens(tokens)
 
     def _per_sequence(self, sequences: int) -> float:
         try:
             return self._by_sequences[sequences]
         except IndexError:
-            self._range.beyond("sequences in a step", sequences, self._sequences.axis[-1])
+            if sequences > self._sequences.axis[-1]:
+                self._range.beyond("sequences in a step", sequences, self._sequences.axis[-1])
             return at(*self._sequences, sequences)
 
     def decode(self, n: int, context: int, longest: int) -> float:
