@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,6 +71,7 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         board = context.Array("d", _NUMBERS * len(self.setups), lock=False)
         stop = context.Value("b", 0, lock=False)
+        resource_tracker.ensure_running()  # it would unblock SIGINT where a child's start is what starts it
         waiting = list(range(len(self.setups)))
         children: list[_Child] = []
         try:
@@ -128,7 +130,7 @@ class Pool:
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """SIGINT waits, and never comes to processes started within: they inherit the mask."""
+    """SIGINT waits, and does not come to processes started within until they ignore it: they inherit the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         yield
@@ -137,6 +139,7 @@ def _no_interrupt() -> Iterator[None]:
 
 
 def _child(setup: Setup, board: Any, stop: Any, i: int, pipe: Connection, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     at = _NUMBERS * i
 
     def monitor(now: float, arrived: int, ended: int) -> bool:
