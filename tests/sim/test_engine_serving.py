@@ -51,11 +51,12 @@ def test_a_client_that_leaves_frees_its_slot_within_50_ms(shared_engine: EngineP
         sock.shutdown(socket.SHUT_WR)
     else:
         sock.close()
-    books = shared_engine.until(lambda b: any(r["id"] == name and r["how"] for r in b["records"]))
+    books = shared_engine.until(lambda b: any(r["id"] == name and r["how"] for r in b["records"]) and not b["running"])
     record = next(r for r in books["records"] if r["id"] == name)
     assert record["how"] == "aborted"
     assert 0 <= record["ended"] - left < 0.25  # the bar is 50 ms on a quiet machine
-    assert books["running"] == books["open"] == 0
+    assert books["now"] - record["ended"] < 0.25  # the slot is free when the step that ran has ended
+    assert books["open"] == 0
     sock.close()
 
 
@@ -114,7 +115,8 @@ def test_counters_and_books_agree(start_engine: Any) -> None:
     assert [r["tokens"] for r in books["records"]] == [5, 14, 0, 0]
     assert engine.metric("vllm:generation_tokens_total") == 19
     assert engine.metric("vllm:prompt_tokens_total") == 3 * prompt + 1
-    assert engine.metric("vllm:prefix_cache_hits_total") == prompt - 1
+    assert engine.metric("vllm:prefix_cache_queries_total") == 3 * prompt + 1
+    assert engine.metric("vllm:prefix_cache_hits_total") == 0  # none of them has a full block
     assert engine.metric("vllm:request_success_total") == 4
     assert engine.metric("vllm:time_to_first_token_seconds_count") == 3
     assert engine.metric("vllm:inter_token_latency_seconds_count") == 4 + 6 + 6

@@ -6,9 +6,14 @@ from typing import Annotated
 
 import typer
 
-from forebay.sim.main import Options, run
+from forebay.sim.main import run
+from forebay.sim.options import Options
 
 _DEFAULT = Options()
+_SCHEDULER = "Scheduler"
+_KV = "KV cache"
+_TIME = "Step time: rates, or a GPU"
+_FAULTS = "Faults"
 
 
 def command(
@@ -22,51 +27,167 @@ def command(
     model: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Served model; repeatable. [default: forebay-sim]")
     ] = None,
-    max_model_len: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = _DEFAULT.max_model_len,
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = _DEFAULT.max_num_seqs,
-    max_num_queued_reqs: Annotated[
-        int | None, typer.Option(help="Requests running and waiting together; over it the answer is 503.")
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Tokens of prompt and answer together. [default: 8192, or what the KV cache holds]"),
     ] = None,
-    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens a second.")] = _DEFAULT.prefill_rate,
-    decode_rate: Annotated[float, typer.Option(help="Tokens a second of each sequence.")] = _DEFAULT.decode_rate,
-    batch_slowdown: Annotated[
-        float, typer.Option(help="Fraction of a token's time that each other decoding sequence adds.")
-    ] = _DEFAULT.batch_slowdown,
-    kv_tokens: Annotated[int, typer.Option(help="KV cache capacity in tokens; reported only.")] = _DEFAULT.kv_tokens,
-    block_size: Annotated[int, typer.Option(help="Tokens of a KV block.")] = _DEFAULT.block_size,
     seed: Annotated[int, typer.Option(help="Other words for the same prompts.")] = _DEFAULT.seed,
     api_key: Annotated[str | None, typer.Option(help="Ask for this key on /v1.", envvar="VLLM_API_KEY")] = None,
     keep_alive: Annotated[float, typer.Option(help="Seconds an idle connection is kept.")] = _DEFAULT.keep_alive,
+    speed: Annotated[float, typer.Option(help="So many times as fast as real time.")] = _DEFAULT.speed,
+    enable_prompt_tokens_details: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prompt-tokens-details/--no-enable-prompt-tokens-details", help="cached_tokens in usage."
+        ),
+    ] = _DEFAULT.enable_prompt_tokens_details,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Sequences that run at once.", rich_help_panel=_SCHEDULER)
+    ] = _DEFAULT.max_num_seqs,
+    max_num_batched_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a step. [default: 2048, or --max-num-seqs where that is more]", rich_help_panel=_SCHEDULER
+        ),
+    ] = None,
+    max_num_queued_reqs: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests running and waiting together; over it the answer is 503.", rich_help_panel=_SCHEDULER
+        ),
+    ] = None,
+    max_num_queued_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Prompt tokens that are not prefilled yet; over it the answer is 503.", rich_help_panel=_SCHEDULER
+        ),
+    ] = None,
+    long_prefill_token_threshold: Annotated[
+        int, typer.Option(help="The most tokens of one prompt in a step; 0: no limit.", rich_help_panel=_SCHEDULER)
+    ] = _DEFAULT.long_prefill_token_threshold,
+    scheduling_policy: Annotated[
+        str,
+        typer.Option(
+            metavar="[fcfs|priority]",
+            help="priority: the lowest number goes first. vLLM's default is fcfs.",
+            rich_help_panel=_SCHEDULER,
+        ),
+    ] = _DEFAULT.scheduling_policy,
+    async_scheduling: Annotated[
+        bool,
+        typer.Option(
+            "--async-scheduling/--no-async-scheduling",
+            help="A step is put together while the one before it runs.",
+            rich_help_panel=_SCHEDULER,
+        ),
+    ] = _DEFAULT.async_scheduling,
+    scheduler_reserve_full_isl: Annotated[
+        bool,
+        typer.Option(
+            "--scheduler-reserve-full-isl/--no-scheduler-reserve-full-isl",
+            help="Admit a prompt only where all of it fits.",
+            rich_help_panel=_SCHEDULER,
+        ),
+    ] = _DEFAULT.scheduler_reserve_full_isl,
+    watermark: Annotated[
+        float, typer.Option(help="Share of the KV blocks kept free on admission.", rich_help_panel=_SCHEDULER)
+    ] = _DEFAULT.watermark,
+    spec_tokens: Annotated[
+        int, typer.Option(help="Draft tokens a step (speculative decoding).", rich_help_panel=_SCHEDULER)
+    ] = _DEFAULT.spec_tokens,
+    spec_acceptance: Annotated[
+        float, typer.Option(help="Chance that a draft token is accepted.", rich_help_panel=_SCHEDULER)
+    ] = _DEFAULT.spec_acceptance,
+    spec_draft_seconds: Annotated[
+        float, typer.Option(help="Seconds of drafting for a step.", rich_help_panel=_SCHEDULER)
+    ] = _DEFAULT.spec_draft_seconds,
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Capacity of the KV cache in tokens. [default: 262144, or what fits on the GPU]", rich_help_panel=_KV
+        ),
+    ] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens of a KV block.", rich_help_panel=_KV)] = _DEFAULT.block_size,
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(help="KV blocks, instead of --kv-tokens.", rich_help_panel=_KV)
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Find the blocks of equal prompts again.",
+            rich_help_panel=_KV,
+        ),
+    ] = _DEFAULT.enable_prefix_caching,
+    preemption_mode: Annotated[
+        str,
+        typer.Option(metavar="[recompute|swap]", help="swap: to CPU memory, as older engines do.", rich_help_panel=_KV),
+    ] = _DEFAULT.preemption_mode,
+    swap_blocks: Annotated[
+        int, typer.Option(help="KV blocks of CPU memory.", rich_help_panel=_KV)
+    ] = _DEFAULT.swap_blocks,
+    swap_seconds_per_block: Annotated[
+        float, typer.Option(help="Seconds of moving a block there or back.", rich_help_panel=_KV)
+    ] = _DEFAULT.swap_seconds_per_block,
+    kv_transfer_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON", help="vLLM's, of the NixlConnector: kv_transfer_params are obeyed.", rich_help_panel=_KV
+        ),
+    ] = None,
+    kv_transfer_rate: Annotated[
+        float, typer.Option(help="KV that a decode engine fetches, in tokens a second.", rich_help_panel=_KV)
+    ] = _DEFAULT.kv_transfer_rate,
+    kv_transfer_latency: Annotated[
+        float, typer.Option(help="Seconds of each transfer beside it.", rich_help_panel=_KV)
+    ] = _DEFAULT.kv_transfer_latency,
+    prefill_rate: Annotated[
+        float | None, typer.Option(help="Prompt tokens a second. [default: 8000]", rich_help_panel=_TIME)
+    ] = None,
+    decode_rate: Annotated[
+        float | None,
+        typer.Option(help="Tokens a second of each sequence, alone. [default: 50]", rich_help_panel=_TIME),
+    ] = None,
+    batch_slowdown: Annotated[
+        float | None,
+        typer.Option(
+            help="Fraction of a step's time that each other decoding sequence adds. [default: 0]",
+            rich_help_panel=_TIME,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A GPU of the catalogue, instead.", rich_help_panel=_TIME)
+    ] = None,
+    model_shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The model on it: a name of the catalogue or a config.json.", rich_help_panel=_TIME
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Step times from measured tables, a calibrated YAML or a compiled JSON.",
+            rich_help_panel=_TIME,
+        ),
+    ] = None,
+    tp: Annotated[int, typer.Option(help="GPUs, tensor parallel.", rich_help_panel=_TIME)] = _DEFAULT.tp,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of the GPU's memory, for the KV cache's size.", rich_help_panel=_TIME)
+    ] = _DEFAULT.gpu_memory_utilization,
     fault: Annotated[
-        list[str] | None, typer.Option(metavar="KIND[=ARG][@SHARE]", help="A fault to have; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="KIND[=ARG][@SHARE]", help="A fault to have; repeatable.", rich_help_panel=_FAULTS),
     ] = None,
     allow_fault_header: Annotated[
-        bool, typer.Option("--allow-fault-header", help="Obey x-forebay-fault in requests.")
+        bool,
+        typer.Option("--allow-fault-header", help="Obey x-forebay-fault in requests.", rich_help_panel=_FAULTS),
     ] = False,
 ) -> None:
     """Run an emulated vLLM server, for machines without a GPU.
 
     Exits with 0 after SIGTERM, with 2 for an option that makes no sense and with 71 where the address is taken.
     """
-    options = Options(
-        host=host,
-        port=port,
-        unix=unix,
-        fd=fd,
-        parent_fd=parent_fd,
-        model=model,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_queued_reqs=max_num_queued_reqs,
-        prefill_rate=prefill_rate,
-        decode_rate=decode_rate,
-        batch_slowdown=batch_slowdown,
-        kv_tokens=kv_tokens,
-        block_size=block_size,
-        seed=seed,
-        api_key=api_key,
-        keep_alive=keep_alive,
-        fault=fault or [],
-        allow_fault_header=allow_fault_header,
-    )
-    raise typer.Exit(run(options))
+    given = {name: value for name, value in locals().items() if name != "fault"}
+    raise typer.Exit(run(Options(**given, fault=fault or [])))

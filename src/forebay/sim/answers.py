@@ -6,7 +6,7 @@ A stream's chunks are templates: what changes from token to token is formatted i
 from __future__ import annotations
 
 from json.encoder import encode_basestring
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from forebay.sim import words
 from forebay.sim.asks import Generation
@@ -15,6 +15,20 @@ from forebay.sim.script import Script
 
 FINGERPRINT: Final = "vllm-0.32.0-forebay0"
 DONE: Final = b"data: [DONE]\n\n"
+
+
+class Cached(NamedTuple):
+    """Prompt tokens found in the prefix cache, and those put there."""
+
+    found: int
+    created: int
+
+
+def details(cached: Cached | None) -> dict[str, int | None] | None:
+    """usage.prompt_tokens_details of a whole answer."""
+    if cached is None:
+        return None
+    return {"cached_tokens": cached.found, "created_cache_tokens": cached.created, "multimodal_tokens": None}
 
 
 def quoted(text: str) -> bytes:
@@ -61,15 +75,18 @@ class StreamFormat:
         """A chunk whose delta is given: for faults that shape it."""
         return self._chunk(script, n, b'"delta":%b' % compact(delta), b"null", last, closing)
 
-    def usage(self, completed: int) -> bytes:
-        total = self._prompt_tokens + completed
+    def usage(self, completed: int, cached: Cached | None = None) -> bytes:
+        details = b""
+        if cached is not None:
+            details = b',"prompt_tokens_details":{"cached_tokens":%d,"created_cache_tokens":%d}' % cached
         return (
-            b'%b],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d},"system_fingerprint":"%b"}\n\n'
+            b'%b],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d%b},"system_fingerprint":"%b"}\n\n'
             % (
                 self._head,
                 self._prompt_tokens,
-                total,
+                self._prompt_tokens + completed,
                 completed,
+                details,
                 FINGERPRINT.encode(),
             )
         )
@@ -123,7 +140,16 @@ class StreamFormat:
         return _text_logprobs(script.pieces[n - 1 : n], n, top, offset)
 
 
-def body(ask: Generation, scripts: list[Script], request_id: str, created: int, *, usage: bool = True) -> bytes:
+def body(
+    ask: Generation,
+    scripts: list[Script],
+    request_id: str,
+    created: int,
+    *,
+    usage: bool = True,
+    cached: Cached | None = None,
+    kv_transfer: dict[str, Any] | None = None,
+) -> bytes:
     """A whole answer that is not streamed. `usage` false: without that key, for the fault of that name."""
     completed = sum(s.length for s in scripts)
     prompt_tokens = sum(p.tokens for p in ask.prompts)
@@ -139,7 +165,7 @@ def body(ask: Generation, scripts: list[Script], request_id: str, created: int, 
             "prompt_tokens": prompt_tokens,
             "total_tokens": prompt_tokens + completed,
             "completion_tokens": completed,
-            "prompt_tokens_details": None,
+            "prompt_tokens_details": details(cached),
             "completion_tokens_details": None,
         },
     }
@@ -147,7 +173,7 @@ def body(ask: Generation, scripts: list[Script], request_id: str, created: int, 
         del answer["usage"]
     if ask.chat:
         answer |= {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None}
-    answer |= {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
+    answer |= {"kv_transfer_params": kv_transfer, "ec_transfer_params": None, "metrics": None}
     return compact(answer)
 
 

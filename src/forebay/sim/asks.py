@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from forebay.sim import tokens
 from forebay.sim.checks import Fields, Rejected, parameter
@@ -16,6 +16,8 @@ MAX_LOGPROBS = 20
 class Prompt:
     text: str
     tokens: int
+    pieces: list[bytes] = field(default_factory=list, repr=False)
+    """The tokens, where they are not far too many."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,9 @@ class Generation:
     """The conversation ends with a tool's result, so words follow."""
     response_format: dict[str, Any] = field(default_factory=dict)
     echo: bool = False
+    cache_salt: str | None = None
+    kv_transfer: dict[str, Any] = field(default_factory=dict)
+    """kv_transfer_params; empty: none."""
 
 
 def check_model(fields: Fields, models: tuple[str, ...]) -> str:
@@ -86,33 +91,55 @@ def check_messages(fields: Fields) -> None:
             fields.error("string_type", f"messages.{i}.content", msg, message["content"])
 
 
+OPENING: Final = (b"<|im_start|>", b"assistant", b"\n")
+"""The tokens that open an answer in the chat template."""
+
+
 def chat_prompt(messages: list[dict[str, Any]], tools: list[dict[str, Any]], limit: int) -> Prompt:
     """Through the chat template: four tokens around each message, three that open the answer. Of a text that is over
     `limit` tokens by far it is only known that it is."""
     if not messages:
         raise Rejected("Cannot apply chat template to an empty conversation. Provide at least one message.")
     parts = [_text_of(m.get("content")) for m in messages]
-    total = 3 + sum(4 + tokens.count(p, limit) for p in parts)
-    total += sum(tokens.count(str(m["tool_calls"]), limit) for m in messages if m.get("tool_calls"))
-    if tools:
-        total += tokens.count(str(tools), limit)
-    return Prompt("\n".join(f"{m.get('role')}: {p}" for m, p in zip(messages, parts, strict=True)), total)
+    text = "\n".join(f"{m.get('role')}: {p}" for m, p in zip(messages, parts, strict=True))
+    calls = [str(m["tool_calls"]) if m.get("tool_calls") else "" for m in messages]
+    known = str(tools) if tools else ""
+    least = sum(map(tokens.at_least, (known, *parts, *calls)))
+    if least > limit:
+        return Prompt(text, least)
+    pieces = tokens.pieces(known)
+    for message, part, call in zip(messages, parts, calls, strict=True):
+        pieces += (OPENING[0], str(message.get("role")).encode("utf-8", "surrogatepass"), OPENING[2])
+        pieces += tokens.pieces(part)
+        pieces += tokens.pieces(call)
+        pieces.append(b"<|im_end|>\n")
+    pieces += OPENING
+    return Prompt(text, len(pieces), pieces)
+
+
+def _text_prompt(text: str, limit: int) -> Prompt:
+    least = tokens.at_least(text)
+    if least > limit:
+        return Prompt(text, least)
+    pieces = tokens.pieces(text)
+    return Prompt(text, len(pieces), pieces)
 
 
 def read_prompts(fields: Fields, name: str, limit: int) -> list[Prompt]:
     """A string, token numbers, or a list of either. Raises Rejected."""
     value = fields.data.get(name)
     if isinstance(value, str):
-        return [Prompt(value, tokens.count(value, limit))]
+        return [_text_prompt(value, limit)]
     if isinstance(value, list) and value:
         if all(isinstance(v, int) for v in value):
             value = [value]
         out = []
         for one in value:
             if isinstance(one, str):
-                out.append(Prompt(one, tokens.count(one, limit)))
+                out.append(_text_prompt(one, limit))
             elif isinstance(one, list) and all(isinstance(v, int) for v in one):
-                out.append(Prompt(detokenized(one, name), len(one)))
+                text = detokenized(one, name)
+                out.append(Prompt(text, len(one), [tokens.piece(v) for v in one]))
             else:
                 break
         else:
@@ -223,6 +250,8 @@ def read_generation(fields: Fields, *, chat: bool, models: tuple[str, ...], limi
     tools = fields.listing("tools") or []
     response_format = fields.mapping("response_format")
     ignore_eos = fields.boolean("ignore_eos")
+    cache_salt = fields.string("cache_salt")
+    kv_transfer = fields.mapping("kv_transfer_params")
     stops = _stops(fields)
     fields.raise_errors()
     if "stream_options" in fields and not stream:
@@ -264,6 +293,8 @@ def read_generation(fields: Fields, *, chat: bool, models: tuple[str, ...], limi
         after_tool=bool(messages) and messages[-1].get("role") == "tool",
         response_format=response_format,
         echo=not chat and fields.boolean("echo"),
+        cache_salt=cache_salt,
+        kv_transfer=kv_transfer,
     )
 
 

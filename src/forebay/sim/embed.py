@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from forebay.sim.asks import Prompt, check_length, check_model, read_prompts
 from forebay.sim.checks import Fields, compact, parameter
-from forebay.sim.driver import Driver
+from forebay.sim.driver import Driver, Follower
 from forebay.sim.faults import Books, Record
 from forebay.sim.faulty import Out
 from forebay.sim.flow import JSON_HEADERS
+from forebay.sim.jobs import Job, Refused
 from forebay.sim.metrics import EngineMetrics
-from forebay.sim.model import Ask, Event, Kind
 from forebay.wire.reply import Reply
 
 DIMENSIONS: Final = 384
@@ -59,6 +59,20 @@ def vector(text: str, dimensions: int) -> list[float]:
     return [x / length for x in numbers]
 
 
+class _Input(Follower):
+    __slots__ = ("flow",)
+
+    def __init__(self, flow: EmbedFlow, job: Job) -> None:
+        super().__init__(job)
+        self.flow = flow
+
+    def on_tokens(self, n: int, at: float) -> None:
+        self.flow.on_done(self)
+
+    def on_broken(self) -> None:
+        self.flow.on_broken()
+
+
 class EmbedFlow:
     """An embedding takes its prefill and no decode. Its record is closed exactly once."""
 
@@ -84,17 +98,24 @@ class EmbedFlow:
         self._driver = driver
         self._metrics = metrics
         self._books = books
-        self._open: set[int] = set()
+        self._open: set[_Input] = set()
 
     def begin(self) -> None:
-        self._reply.on_gone = self._gone
+        """Raises QueueFull or TooLong, with nothing submitted. Texts are not looked for in the prefix cache."""
         for one in self._ask.inputs:
-            self._open.add(self._driver.submit(Ask(one.tokens, 1, self._ask.priority), self))
+            follower = _Input(self, Job(max(1, one.tokens), 1, priority=self._ask.priority))
+            try:
+                self._driver.submit(follower)
+            except Refused:
+                for other in self._open:
+                    self._driver.cancel(other)
+                raise
+            self._open.add(follower)
+            one.pieces.clear()
+        self._reply.on_gone = self._gone
 
-    def on_event(self, event: Event) -> None:
-        if event.kind is Kind.STARTED:
-            return
-        self._open.discard(event.seq)
+    def on_done(self, follower: _Input) -> None:
+        self._open.discard(follower)
         if self._open:
             return
         total = sum(one.tokens for one in self._ask.inputs)
@@ -140,6 +161,6 @@ class EmbedFlow:
             return
         if how != "finished":
             self._out.stop()
-        for seq in self._open:
-            self._driver.cancel(seq)
+        for follower in self._open:
+            self._driver.cancel(follower)
         self._open.clear()

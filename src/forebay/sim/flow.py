@@ -6,15 +6,17 @@ import asyncio
 import time
 from typing import Any, Final
 
-from forebay.sim import answers
+from forebay.sim import answers, tokens
+from forebay.sim.answers import Cached
 from forebay.sim.asks import Generation
+from forebay.sim.blocks import block_keys
 from forebay.sim.checks import Rejected
-from forebay.sim.driver import Driver
+from forebay.sim.driver import Driver, Follower
 from forebay.sim.faults import Books, Fault, Kind, Record
 from forebay.sim.faulty import Out, reset
+from forebay.sim.handover import Handovers, Pull
+from forebay.sim.jobs import Job, Refused
 from forebay.sim.metrics import EngineMetrics
-from forebay.sim.model import Ask, Event
-from forebay.sim.model import Kind as EventKind
 from forebay.sim.script import Script
 from forebay.wire.reply import Reply
 
@@ -31,10 +33,12 @@ def engine_died() -> Rejected:
     return Rejected(text, status=500, kind="InternalServerError")
 
 
-class _Sequence:
-    __slots__ = ("due", "first_at", "last_at", "script", "started", "submitted", "written")
+class _Choice(Follower):
+    __slots__ = ("due", "first_at", "flow", "last_at", "script", "started", "submitted", "written")
 
-    def __init__(self, script: Script, submitted: float) -> None:
+    def __init__(self, flow: Flow, script: Script, job: Job, submitted: float) -> None:
+        super().__init__(job)
+        self.flow = flow
         self.script = script
         self.submitted = submitted
         self.started = submitted
@@ -43,9 +47,19 @@ class _Sequence:
         self.due = 0  # tokens generated
         self.written = 0  # tokens sent
 
+    def on_scheduled(self, at: float) -> None:
+        self.started = at
+        self.flow.metrics.queue_time.observe(at - self.submitted)
+
+    def on_tokens(self, n: int, at: float) -> None:
+        self.flow.on_tokens(self, min(n, self.script.length - self.due), at)
+
+    def on_broken(self) -> None:
+        self.flow.on_broken()
+
 
 class Flow:
-    """Mutable state: its sequences in the model, how far each is written, and its record, closed exactly once."""
+    """Mutable state: its choices in the model, how far each is written, and its record, closed exactly once."""
 
     def __init__(
         self,
@@ -60,7 +74,10 @@ class Flow:
         driver: Driver,
         metrics: EngineMetrics,
         books: Books,
+        details: bool = False,
+        handovers: Handovers | None = None,
     ) -> None:
+        """`details`: usage says how many prompt tokens were cached."""
         self._ask = ask
         self._scripts = scripts
         self._reply = reply
@@ -70,20 +87,27 @@ class Flow:
         self._fault = fault
         self._kind = fault.kind if fault is not None else None
         self._driver = driver
-        self._metrics = metrics
+        self.metrics = metrics
         self._books = books
+        self._details = details
+        self._handovers = handovers
         self._created = int(time.time())
         self._format = answers.StreamFormat(ask, request_id, self._created)
         self._out = Out(reply, fault, asyncio.get_running_loop())
-        self._sequences: dict[int, _Sequence] = {}
+        self._choices: list[_Choice] = []
+        self._pull: Pull | None = None
         self._unfinished = len(scripts)
         self._tokens = 0
         self._muted = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Head and role chunks go out at once, however long the request will wait (vLLM does so)."""
+        """Head and role chunks go out at once, however long the request will wait (vLLM does so). Raises QueueFull or
+        TooLong, with nothing written."""
         reply = self._reply
+        broken = self._kind in _AFTER_TOKENS and self._fault is not None and self._fault.arg == 0
+        if not broken and self._kind is not Kind.ROLE_WAIT:
+            self._submit()
         reply.on_gone = self._gone
         if self._ask.stream:
             reply.on_resume = self._resume
@@ -92,83 +116,141 @@ class Flow:
             if self._ask.chat:
                 for script in self._scripts:
                     self._out.write(self._format.role(script))
-        if self._kind is Kind.ROLE_WAIT and self._fault is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._fault.arg, self._submit)
-        else:
+        if broken:
+            self._break()
+        elif self._kind is Kind.ROLE_WAIT and self._fault is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._fault.arg, self._submit_late)
+
+    def _submit_late(self) -> None:
+        self._timer = None
+        try:
             self._submit()
+        except Refused:
+            self.on_broken()
 
     def _submit(self) -> None:
-        self._timer = None
-        if self._kind in _AFTER_TOKENS and self._fault is not None and self._fault.arg == 0:
-            self._break()
-            return
+        """Raises QueueFull or TooLong, with nothing submitted."""
+        handovers, asked = self._handovers, self._ask.kv_transfer
+        hold = remote = False
+        if handovers is not None and asked:
+            hold = asked.get("do_remote_decode") is True
+            self._pull = handovers.pull(asked)
+            remote = self._pull is not None
         for script in self._scripts:
-            prompt = script.prompt.tokens
-            cached = max(0, prompt - 1) if script.index % self._ask.n else 0  # choices of one prompt share its KV
-            seq = self._driver.submit(Ask(prompt, script.length, self._ask.priority, cached), self)
-            self._sequences[seq] = _Sequence(script, self._driver.now())
+            job = Job(
+                max(1, script.prompt.tokens),
+                script.length,
+                priority=self._ask.priority,
+                prefix=self._prefix(script),
+                remote=remote,
+                hold=hold and script.index == 0,
+            )
+            choice = _Choice(self, script, job, self._driver.now())
+            try:
+                self._driver.submit(choice)
+            except Refused:
+                for one in self._choices:
+                    self._driver.cancel(one)
+                raise
+            self._choices.append(choice)
+        for prompt in self._ask.prompts:
+            prompt.pieces.clear()
+        if self._pull is not None:
+            self._pull.begin(sum(p.tokens for p in self._ask.prompts))
+
+    def _prefix(self, script: Script) -> tuple[tuple[int, int], ...]:
+        """The blocks of the prompt and of the answer, which is known already: a later turn finds both."""
+        settings = self._driver.engine.settings
+        if not settings.enable_prefix_caching:
+            return ()
+        answer = [] if script.calls else tokens.pieces(script.text)
+        if len(answer) != script.length:
+            answer = []
+        return block_keys(script.prompt.pieces + answer, settings.block_size, (self._ask.model, self._ask.cache_salt))
 
     # --- the model's events ------------------------------------------------------------------------------------------
 
-    def on_event(self, event: Event) -> None:
-        sequence = self._sequences[event.seq]
-        metrics = self._metrics
-        at = event.at
-        if event.kind is EventKind.STARTED:
-            sequence.started = at
-            metrics.queue_time.observe(at - sequence.submitted)
-            return
-        metrics.generation_tokens += 1
-        if event.n == 1:
-            sequence.first_at = at
-            metrics.prompt_tokens += sequence.script.prompt.tokens
-            metrics.ttft.observe(at - sequence.submitted)
-            metrics.prefill_time.observe(at - sequence.started)
+    def on_tokens(self, choice: _Choice, n: int, at: float) -> None:
+        metrics = self.metrics
+        metrics.generation_tokens += n
+        if choice.due == 0:
+            choice.first_at = at
+            self._count_prompt(choice)
+            metrics.ttft.observe(at - choice.submitted)
+            metrics.prefill_time.observe(at - choice.started)
         else:
-            metrics.itl.observe(at - sequence.last_at)
-        sequence.last_at = at
-        sequence.due = event.n
-        self._tokens += 1
+            metrics.itl.observe(at - choice.last_at)
+        choice.last_at = at
+        choice.due += n
+        self._tokens += n
         self._record.tokens = self._tokens
-        if event.last:
+        if choice.due == choice.script.length:
             self._unfinished -= 1
-            self._measure(sequence)
+            self._measure(choice)
         if self._muted:
             return
-        if self._ask.stream:
-            self._flush(sequence)
         fault = self._fault
         if fault is not None and self._kind in _AFTER_TOKENS and self._tokens >= fault.arg:
+            choice.due -= self._tokens - int(fault.arg)
+            if self._ask.stream:
+                self._flush(choice)
             self._break()
-        elif not self._unfinished:
+            return
+        if self._ask.stream:
+            self._flush(choice)
+        if not self._unfinished:
             self._finish()
+
+    def _count_prompt(self, choice: _Choice) -> None:
+        metrics, n = self.metrics, choice.script.prompt.tokens
+        metrics.prompt_tokens += n
+        if choice.job.remote:
+            metrics.transferred_tokens += n - 1
+        else:
+            metrics.cached_tokens += choice.job.cached_tokens
+            metrics.request_computed.observe(n - choice.job.cached_tokens)
+
+    def _cached(self) -> Cached | None:
+        """Prompts are counted once each; what is created are full blocks (as vLLM 0.32 answers)."""
+        if not self._details:
+            return None
+        settings = self._driver.engine.settings
+        found = created = 0
+        for choice in self._choices[:: self._ask.n]:
+            n, job = choice.script.prompt.tokens, choice.job
+            hit = n - 1 if job.remote else job.cached_tokens
+            found += hit
+            if settings.enable_prefix_caching and not job.remote:
+                created += n // settings.block_size * settings.block_size - hit
+        return Cached(found, created)
 
     def on_broken(self) -> None:
         self._leave("faulted")
         self._reply.abort()
 
-    def _measure(self, sequence: _Sequence) -> None:
-        metrics, script = self._metrics, sequence.script
-        n, end = script.length, sequence.last_at
-        decode = end - sequence.first_at
+    def _measure(self, choice: _Choice) -> None:
+        metrics, script = self.metrics, choice.script
+        n, end = script.length, choice.last_at
+        decode = end - choice.first_at
         metrics.success["length" if script.finish == "length" else "stop"] += 1
-        metrics.e2e.observe(end - sequence.submitted)
-        metrics.inference_time.observe(end - sequence.started)
+        metrics.e2e.observe(end - choice.submitted)
+        metrics.inference_time.observe(end - choice.started)
         metrics.decode_time.observe(decode)
         metrics.tpot.observe(decode / (n - 1) if n > 1 else 0.0)
         metrics.request_prompt.observe(script.prompt.tokens)
         metrics.request_generation.observe(n)
         metrics.params_max_tokens.observe(self._ask.max_tokens)
         metrics.params_n.observe(self._ask.n)
+        metrics.request_preemptions.observe(choice.job.preempted)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _flush(self, sequence: _Sequence) -> None:
+    def _flush(self, choice: _Choice) -> None:
         """What is due and not written. A client that does not take it costs no memory: it is made when it does."""
         reply = self._reply
-        while sequence.written < sequence.due and not reply.paused:
-            sequence.written += 1
-            chunk = self._chunk(sequence.script, sequence.written)
+        while choice.written < choice.due and not reply.paused:
+            choice.written += 1
+            chunk = self._chunk(choice.script, choice.written)
             if chunk:
                 self._out.write(chunk)
 
@@ -184,19 +266,25 @@ class Flow:
     def _resume(self) -> None:
         if self._muted:
             return
-        for sequence in self._sequences.values():
-            self._flush(sequence)
+        for choice in self._choices:
+            self._flush(choice)
         if not self._unfinished:
             self._finish()
 
     def _finish(self) -> None:
         if not self._ask.stream:
             body = answers.body(
-                self._ask, self._scripts, self._id, self._created, usage=self._kind is not Kind.NO_USAGE
+                self._ask,
+                self._scripts,
+                self._id,
+                self._created,
+                usage=self._kind is not Kind.NO_USAGE,
+                cached=self._cached(),
+                kv_transfer=self._handed_over(),
             )
             self._out.whole(200, JSON_HEADERS + self._extra, body, self._finished)
             return
-        if any(s.written < s.due for s in self._sequences.values()):
+        if any(c.written < c.due for c in self._choices):
             return  # the client is behind; _resume comes back here
         self._out.write(self._tail())
         if self._out.paced:
@@ -208,9 +296,17 @@ class Flow:
         else:
             self._out.end()
 
+    def _handed_over(self) -> dict[str, Any] | None:
+        job = self._choices[0].job
+        if not job.hold or self._handovers is None:
+            return None
+        return self._handovers.offer(self._id, job)
+
     def _tail(self) -> bytes:
         usage = self._ask.include_usage and self._kind is not Kind.NO_USAGE
-        return (self._format.usage(sum(s.length for s in self._scripts)) if usage else b"") + answers.DONE
+        return (
+            self._format.usage(sum(s.length for s in self._scripts), self._cached()) if usage else b""
+        ) + answers.DONE
 
     def _whole_size(self) -> int:
         size = len(self._tail())
@@ -258,8 +354,10 @@ class Flow:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for seq in self._sequences:
-            self._driver.cancel(seq)
+        for choice in self._choices:
+            self._driver.cancel(choice)
+        if self._pull is not None:
+            self._pull.end()
 
     def __repr__(self) -> str:
         return f"<Flow {self._id} {self._tokens} tokens, {self._unfinished} choices open>"

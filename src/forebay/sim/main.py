@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
@@ -11,15 +10,13 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import uvloop
 
 from forebay.config.models import Limits, Timeouts
-from forebay.sim.faults import BadFault, Kind, parse
 from forebay.sim.listeners import Listener, PortTaken, bind, bind_unix
-from forebay.sim.model import RateModel, Rates
+from forebay.sim.options import NEVER, Options, parser, settings_of
 from forebay.sim.server import EngineServer, Settings
 from forebay.wire.connection import Connection
 from forebay.wire.server import Server
@@ -28,112 +25,9 @@ from forebay.wire.ticker import Ticker
 EX_OSERR: Final = 71
 USAGE: Final = 2
 """argparse's and typer's exit code for a command line that cannot be understood."""
-_NEVER: Final = 86_400.0
 _FLUSH_SECONDS: Final = 1.0
 """For the last bytes of answers that are whole."""
 _MAX_BODY: Final = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line, unchecked."""
-
-    host: str = "127.0.0.1"
-    port: int = 8100
-    unix: str | None = None
-    fd: int | None = None
-    parent_fd: int | None = None
-    model: list[str] | None = None
-    max_model_len: int = 8192
-    max_num_seqs: int = 256
-    max_num_queued_reqs: int | None = None
-    prefill_rate: float = 8000.0
-    decode_rate: float = 50.0
-    batch_slowdown: float = 0.0
-    kv_tokens: int = 262_144
-    block_size: int = 16
-    seed: int = 0
-    api_key: str | None = field(default=None, repr=False)
-    keep_alive: float = 5.0
-    fault: list[str] = field(default_factory=list)
-    allow_fault_header: bool = False
-
-
-def parser() -> argparse.ArgumentParser:
-    default = Options()
-    out = argparse.ArgumentParser(prog="forebay engine", description="An emulated vLLM server.")
-    where = out.add_argument_group("where")
-    where.add_argument("--host", default=default.host)
-    where.add_argument("--port", type=int, default=default.port, help="0: any free port")
-    where.add_argument("--unix", metavar="PATH", help="listen on a Unix socket instead")
-    where.add_argument("--fd", type=int, metavar="N", help="serve this inherited listening socket instead")
-    where.add_argument("--parent-fd", type=int, metavar="N", help="leave when this descriptor reaches end of file")
-    what = out.add_argument_group("what")
-    what.add_argument("--model", action="append", metavar="NAME", help="served model; repeatable")
-    what.add_argument("--max-model-len", type=int, default=default.max_model_len, metavar="TOKENS")
-    what.add_argument(
-        "--max-num-seqs", type=int, default=default.max_num_seqs, metavar="N", help="sequences that run at once"
-    )
-    what.add_argument("--max-num-queued-reqs", type=int, metavar="N", help="running and waiting; over it 503")
-    what.add_argument("--prefill-rate", type=float, default=default.prefill_rate, metavar="TOKENS/S")
-    what.add_argument(
-        "--decode-rate", type=float, default=default.decode_rate, metavar="TOKENS/S", help="of each sequence"
-    )
-    what.add_argument(
-        "--batch-slowdown", type=float, default=default.batch_slowdown, metavar="FRACTION", help="per other sequence"
-    )
-    what.add_argument("--kv-tokens", type=int, default=default.kv_tokens, metavar="TOKENS")
-    what.add_argument("--block-size", type=int, default=default.block_size, metavar="TOKENS")
-    what.add_argument("--seed", type=int, default=default.seed)
-    what.add_argument("--api-key", metavar="KEY", help="ask for it on /v1")
-    what.add_argument(
-        "--keep-alive", type=float, default=default.keep_alive, metavar="SECONDS", help="idle connections (vLLM: 5)"
-    )
-    wrong = out.add_argument_group("faults")
-    wrong.add_argument("--fault", action="append", default=[], metavar="KIND[=ARG][@SHARE]", help="repeatable")
-    wrong.add_argument("--allow-fault-header", action="store_true", help="obey x-forebay-fault in a request")
-    return out
-
-
-def settings_of(args: Options) -> Settings:
-    """Raises ValueError that names the option."""
-    try:
-        faults = tuple(parse(text) for text in args.fault)
-    except BadFault as e:
-        raise BadFault(f"--fault: {e}") from None
-    if any(f.kind is Kind.REFUSE for f in faults):
-        raise BadFault("--fault: 'refuse' counts from now, so it is set over HTTP: PUT /control/faults")
-    if args.max_model_len < 1:
-        raise ValueError(f"--max-model-len must be at least 1, not {args.max_model_len}")
-    if args.max_num_queued_reqs is not None and args.max_num_queued_reqs < 1:
-        raise ValueError(f"--max-num-queued-reqs must be at least 1, not {args.max_num_queued_reqs}")
-    if not 0 < args.keep_alive <= _NEVER:
-        raise ValueError(f"--keep-alive must be over 0 and at most {_NEVER:g} seconds, not {args.keep_alive:g}")
-    if not 0 <= args.port <= 65_535:
-        raise ValueError(f"--port must be 0 to 65535, not {args.port}")
-    models = tuple(args.model or Settings().models)
-    if not all(models) or len(set(models)) != len(models):
-        raise ValueError(f"--model must be given a different name each time, not {', '.join(map(repr, models))}")
-    return Settings(
-        models=models,
-        max_model_len=args.max_model_len,
-        seed=args.seed,
-        rates=_rates(args),
-        max_num_queued_reqs=args.max_num_queued_reqs,
-        api_key=args.api_key,
-        allow_fault_header=args.allow_fault_header,
-        faults=faults,
-    )
-
-
-def _rates(args: Options) -> Rates:
-    """Raises ValueError that names the option."""
-    names = ("max_num_seqs", "prefill_rate", "decode_rate", "batch_slowdown", "kv_tokens", "block_size")
-    try:
-        return Rates(**{name: getattr(args, name) for name in names})
-    except ValueError as e:
-        field, _, rest = str(e).partition(" ")
-        raise ValueError(f"--{field.replace('_', '-')} {rest}") from None
 
 
 def _socket_of(args: Options) -> tuple[socket.socket, bool]:
@@ -167,7 +61,7 @@ async def serve(
         for listener in listeners:
             listener.refuse(seconds)
 
-    handler = EngineServer(settings, RateModel(settings.rates), refuse)
+    handler = EngineServer(settings, refuse, _reached_at(sock))
 
     def terminate() -> None:
         if parent_fd is None or not handler.books.busy:
@@ -178,7 +72,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGTERM, terminate)
     loop.add_signal_handler(signal.SIGINT, terminate if parent_fd is None else _leave_it_to_the_parent)
     limits = Limits(body_bytes=_MAX_BODY, header_bytes=65_536, connections=100_000)
-    server = Server(handler, limits, Timeouts(idle=keep_alive, write=_NEVER), ticker)
+    server = Server(handler, limits, Timeouts(idle=keep_alive, write=NEVER), ticker)
     listeners.append(Listener(lambda: Connection(server), sock, ours=ours))
     await listeners[0].open()
     gc.collect()
@@ -193,6 +87,16 @@ async def serve(
     await server.close()
     handler.close()
     ticker.stop()
+
+
+def _reached_at(sock: socket.socket) -> tuple[str, int] | None:
+    """Host and port for other engines on this machine, or on the network where vLLM's variable names the host."""
+    if sock.family == socket.AF_UNIX:
+        return None
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # noqa: S104
+        host = "127.0.0.1"
+    return os.environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or host, port
 
 
 def _leave_it_to_the_parent() -> None:
@@ -219,6 +123,9 @@ def run(options: Options) -> int:
         settings = settings_of(options)
     except ValueError as e:
         print(f"forebay engine: {e}", file=sys.stderr)  # noqa: T201
+        return USAGE
+    if settings.kv_transfer and options.unix is not None:
+        print("forebay engine: --kv-transfer-config needs a TCP port, so not --unix", file=sys.stderr)  # noqa: T201
         return USAGE
     try:
         sock, ours = _socket_of(options)

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Final
 
 from forebay.counters import Histogram
-from forebay.sim.model import Engine, Rates
+from forebay.sim.engine import EngineModel
 
 
 def _edges(text: str) -> tuple[float, ...]:
@@ -18,6 +18,7 @@ _TTFT: Final = _edges(
 )
 _ITL: Final = _edges("0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
 _LATENCY: Final = _edges("0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
+_PREEMPTIONS: Final = _edges("1 2 3 4 5 10 20")
 _REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -26,17 +27,22 @@ def _token_edges(limit: int) -> list[float]:
     return [float(m * 10**e) for e in range(8) for m in (1, 2, 5) if m * 10**e <= limit]
 
 
+LIMITS: Final = ("max_num_queued_reqs", "max_num_queued_tokens")
+
+
 class EngineMetrics:
     """Bumped by the server, read at scrape time. Gauges come from the model itself."""
 
-    def __init__(self, model_name: str, max_model_len: int, rates: Rates, created: float) -> None:
+    def __init__(self, model_name: str, max_model_len: int, created: float) -> None:
         self._name = model_name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        self._rates = rates
         self._created = created
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.success = dict.fromkeys(_REASONS, 0)
-        self.queue_full = 0
+        self.rejections = dict.fromkeys(LIMITS, 0)
+        self.cached_tokens = 0
+        """Of prompts prefilled."""
+        self.transferred_tokens = 0
         self.ttft = Histogram(_TTFT)
         self.itl = Histogram(_ITL)
         self.tpot = Histogram(_ITL)
@@ -49,8 +55,10 @@ class EngineMetrics:
         self.request_generation = Histogram(_token_edges(max_model_len))
         self.params_max_tokens = Histogram(_token_edges(max_model_len))
         self.params_n = Histogram((1.0, 2.0, 5.0, 10.0, 20.0))
+        self.request_computed = Histogram(_token_edges(max_model_len))
+        self.request_preemptions = Histogram(_PREEMPTIONS)
 
-    def render(self, engine: Engine) -> bytes:
+    def render(self, engine: EngineModel) -> bytes:
         out: list[str] = []
         base = f'engine="0",model_name="{self._name}"'
 
@@ -72,7 +80,7 @@ class EngineMetrics:
             out.append(f"{name}_count{{{base}}} {float(sums[-1])!r}\n{name}_sum{{{base}}} {float(h.total)!r}\n")
             gauge(f"{name}_created", text, (base, self._created))
 
-        waiting = engine.waiting
+        stats, waiting = engine.stats, engine.waiting
         gauge("vllm:num_requests_running", "Number of requests in model execution batches.", (base, engine.running))
         gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", (base, waiting))
         gauge(
@@ -83,12 +91,28 @@ class EngineMetrics:
         )
         gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", (base, engine.kv_usage))
         text = "Prefix cache queries, in terms of number of queried tokens."
-        counter("vllm:prefix_cache_queries", text, (base, self.prompt_tokens))
+        counter("vllm:prefix_cache_queries", text, (base, stats.prefix_queries))
         text = "Prefix cache hits, in terms of number of cached tokens."
-        counter("vllm:prefix_cache_hits", text, (base, engine.cached_tokens))
+        counter("vllm:prefix_cache_hits", text, (base, stats.prefix_hits))
+        transferred = self.transferred_tokens
+        text = "from KV connector cross-instance cache sharing, in terms of number of"
+        queries = f"External prefix cache queries {text} queried tokens."
+        hits = f"External prefix cache hits {text} cached tokens."
+        counter("vllm:external_prefix_cache_queries", queries, (base, transferred))
+        counter("vllm:external_prefix_cache_hits", hits, (base, transferred))
         text = "Cumulative number of preemption from the engine."
-        counter("vllm:num_preemptions", text, (base, engine.preemptions))
+        counter("vllm:num_preemptions", text, (base, stats.preemptions))
         counter("vllm:prompt_tokens", "Number of prefill tokens processed.", (base, self.prompt_tokens))
+        cached = self.cached_tokens
+        counter(
+            "vllm:prompt_tokens_by_source",
+            "Number of prompt tokens by source.",
+            (f'{base},source="local_compute"', self.prompt_tokens - cached - transferred),
+            (f'{base},source="local_cache_hit"', cached),
+            (f'{base},source="external_kv_transfer"', transferred),
+        )
+        text = "Number of cached prompt tokens (local + external)."
+        counter("vllm:prompt_tokens_cached", text, (base, cached + transferred))
         counter("vllm:generation_tokens", "Number of generation tokens processed.", (base, self.generation_tokens))
         counter(
             "vllm:request_success",
@@ -98,11 +122,21 @@ class EngineMetrics:
         counter(
             "vllm:admission_rejections",
             "Number of admission attempts rejected by a queue limit, by reason.",
-            (f'model_name="{self._name}",reason="max_num_queued_reqs"', self.queue_full),
+            *((f'model_name="{self._name}",reason="{limit}"', n) for limit, n in self.rejections.items()),
         )
         for name, text, h in (
             ("request_prompt_tokens", "Number of prefill tokens processed.", self.request_prompt),
             ("request_generation_tokens", "Number of generation tokens processed.", self.request_generation),
+            (
+                "request_prefill_kv_computed_tokens",
+                "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+                self.request_computed,
+            ),
+            (
+                "request_num_preemptions",
+                "Histogram of the number of times a request was preempted.",
+                self.request_preemptions,
+            ),
             ("request_params_n", "Histogram of the n request parameter.", self.params_n),
             ("request_params_max_tokens", "Histogram of the max_tokens request parameter.", self.params_max_tokens),
             ("time_to_first_token_seconds", "Histogram of time to first token in seconds.", self.ttft),
@@ -127,12 +161,12 @@ class EngineMetrics:
             ("request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", self.decode_time),
         ):
             histogram(f"vllm:{name}", text, h)
-        rates = self._rates
+        settings = engine.settings
         info = (
-            f'block_size="{rates.block_size}",cache_dtype="auto",enable_prefix_caching="True",engine="0",'
-            f'gpu_memory_utilization="0.92",kv_cache_size_tokens="{rates.kv_tokens}",'
-            f'num_gpu_blocks="{rates.kv_tokens // rates.block_size}",num_gpu_blocks_override="None",'
-            'sliding_window="None"'
+            f'block_size="{settings.block_size}",cache_dtype="auto",'
+            f'enable_prefix_caching="{settings.enable_prefix_caching}",engine="0",'
+            f'gpu_memory_utilization="0.92",kv_cache_size_tokens="{settings.kv_tokens}",'
+            f'num_gpu_blocks="{settings.num_blocks}",num_gpu_blocks_override="None",sliding_window="None"'
         )
         gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", (info, 1))
         return "".join(out).encode()

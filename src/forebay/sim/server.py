@@ -14,9 +14,10 @@ from typing import Any, Final
 import msgspec
 
 from forebay.errors import Refusal
+from forebay.hardware.steptime import StepTime
 from forebay.sim import tokens
 from forebay.sim.asks import chat_prompt, check_messages, check_model, detokenized, read_generation
-from forebay.sim.checks import Fields, Rejected, compact, read_body
+from forebay.sim.checks import Fields, Rejected, compact, parameter, read_body
 from forebay.sim.driver import Driver
 from forebay.sim.embed import EmbedFlow, read_embed
 from forebay.sim.faults import (
@@ -32,9 +33,12 @@ from forebay.sim.faults import (
 )
 from forebay.sim.faulty import HugeBody, Out, reset, speak_garbage
 from forebay.sim.flow import JSON_HEADERS, Flow, engine_died
-from forebay.sim.metrics import EngineMetrics
-from forebay.sim.model import Engine, Rates
+from forebay.sim.handover import RELEASE, Handovers
+from forebay.sim.jobs import Refused, TooLong
+from forebay.sim.metrics import LIMITS, EngineMetrics
+from forebay.sim.rates import RateStepTime
 from forebay.sim.script import write_scripts
+from forebay.sim.settings import EngineSettings
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
 
@@ -60,9 +64,14 @@ class Settings:
     models: tuple[str, ...] = ("forebay-sim",)
     max_model_len: int = 8192
     seed: int = 0
-    rates: Rates = field(default_factory=Rates)
-    max_num_queued_reqs: int | None = None
-    """Running and waiting requests together, as vLLM counts; over it 503."""
+    engine: EngineSettings = field(default_factory=lambda: EngineSettings(num_blocks=16_384, policy="priority"))
+    steps: StepTime = field(default_factory=RateStepTime)
+    speed: float = 1.0
+    """Seconds of the engine in one of the wall."""
+    prompt_tokens_details: bool = False
+    """usage says how many prompt tokens were cached."""
+    kv_transfer: bool = False
+    """kv_transfer_params are obeyed."""
     api_key: str | None = field(default=None, repr=False)
     allow_fault_header: bool = False
     faults: tuple[Fault, ...] = ()
@@ -70,12 +79,15 @@ class Settings:
 
 class EngineServer:
     """The handler of `forebay engine`. `refuse` is what the fault of that name calls; it raises BadFault where the
-    server cannot close its listener."""
+    server cannot close its listener. `where`: host and port at which other engines reach this one."""
 
-    def __init__(self, settings: Settings, engine: Engine, refuse: Callable[[float], None]) -> None:
+    def __init__(
+        self, settings: Settings, refuse: Callable[[float], None], where: tuple[str, int] | None = None
+    ) -> None:
         self.settings = settings
-        self.driver = Driver(engine, asyncio.get_running_loop())
-        self.metrics = EngineMetrics(settings.models[0], settings.max_model_len, settings.rates, time.time())
+        self.driver = Driver(settings.engine, settings.steps, asyncio.get_running_loop(), speed=settings.speed)
+        self.handovers = Handovers(self.driver, *where) if settings.kv_transfer and where is not None else None
+        self.metrics = EngineMetrics(settings.models[0], settings.max_model_len, time.time())
         self.books = Books()
         self.faults = FaultBook(list(settings.faults))
         self._refuse = refuse
@@ -92,6 +104,7 @@ class EngineServer:
         self._post: dict[bytes, Callable[[Fields], bytes]] = {
             b"/tokenize": self._tokenize,
             b"/detokenize": self._detokenize,
+            RELEASE: self._release_kv,
         }
         self._generate: frozenset[bytes] = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"})
 
@@ -181,10 +194,10 @@ class EngineServer:
         settings = self.settings
         fields = read_body(request.body, request.header(b"content-type"))
         if request.path == b"/v1/embeddings":
-            ask = read_embed(fields, settings.models, settings.max_model_len)
-            self._check_queue(len(ask.inputs))
-            EmbedFlow(
-                ask,
+            embed = read_embed(fields, settings.models, settings.max_model_len)
+            self._check_priority(embed.priority)
+            flow: EmbedFlow | Flow = EmbedFlow(
+                embed,
                 reply,
                 Out(reply, fault, asyncio.get_running_loop()),
                 record,
@@ -193,15 +206,16 @@ class EngineServer:
                 driver=self.driver,
                 metrics=self.metrics,
                 books=self.books,
-            ).begin()
+            )
+            self._submit(flow)
             return
         chat = request.path == b"/v1/chat/completions"
         generation = read_generation(fields, chat=chat, models=settings.models, limit=settings.max_model_len)
-        self._check_queue(1)
+        self._check_priority(generation.priority)
         if fault is not None and fault.kind in _TOOL_KINDS and chat and not generation.tools:
             generation.tools, generation.tool_choice = [_LOOKUP], "required"
         strange = fault is not None and fault.kind is Kind.SPLIT_UTF8
-        Flow(
+        flow = Flow(
             generation,
             write_scripts(generation, settings.seed, strange=strange),
             reply,
@@ -212,14 +226,26 @@ class EngineServer:
             driver=self.driver,
             metrics=self.metrics,
             books=self.books,
-        ).begin()
+            details=settings.prompt_tokens_details,
+            handovers=self.handovers,
+        )
+        self._submit(flow)
 
-    def _check_queue(self, more: int) -> None:
-        limit = self.settings.max_num_queued_reqs
-        engine = self.driver.engine
-        if limit is not None and engine.running + engine.waiting + more > limit:
-            self.metrics.queue_full += 1
-            raise _busy()
+    def _check_priority(self, priority: int) -> None:
+        """vLLM 0.32's OpenAPI: any priority other than 0 is an error where it is not scheduled by."""
+        if priority and self.settings.engine.policy != "priority":
+            raise parameter("priority", f"Got priority {priority} but Priority scheduling is not enabled.", priority)
+
+    def _submit(self, flow: EmbedFlow | Flow) -> None:
+        """Raises Rejected."""
+        try:
+            flow.begin()
+        except TooLong as e:
+            raise Rejected(str(e)) from None
+        except Refused as e:
+            for limit in LIMITS:
+                self.metrics.rejections[limit] += limit in str(e)
+            raise _busy() from None
 
     def _faulted(
         self, fault: Fault, request: Request, reply: Reply, request_id: str, extra: bytes, record: Record
@@ -387,8 +413,17 @@ class EngineServer:
         check_model(fields, self.settings.models)
         return compact({"prompt": detokenized(numbers or [], "tokens")})
 
+    def _release_kv(self, fields: Fields) -> bytes:
+        name = fields.string("request_id")
+        if "request_id" not in fields:
+            fields.missing("request_id")
+        fields.raise_errors()
+        return compact({"released": self.handovers is not None and self.handovers.release(name or "")})
+
     def close(self) -> None:
         self.driver.close()
+        if self.handovers is not None:
+            self.handovers.close()
 
 
 def read_list(raw: bytes) -> Any:

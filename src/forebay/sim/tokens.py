@@ -20,11 +20,9 @@ def pieces(text: str) -> list[bytes]:
     return _PIECE.findall(text.encode("utf-8", "surrogatepass"))
 
 
-def count(text: str, enough: int | None = None) -> int:
-    """Tokens of the text; where its length alone makes them more than `enough`, a lower bound that is, for free."""
-    if enough is not None and len(text) > _LONGEST * enough:
-        return -(-len(text) // _LONGEST)
-    return len(pieces(text))
+def at_least(text: str) -> int:
+    """A lower bound of the text's tokens, for free."""
+    return -(-len(text) // _LONGEST)
 
 
 def encode(text: str) -> list[int]:
