@@ -30,7 +30,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
             "2025-01-01T00:00:00+00:00",
             Coefficients(((1, 0.01), (512, 0.05)), per_sequence=1e-4, per_context_token=1e-8),
             Host(),
-            Ranges(64, 100_000, 1024, 4096),
+            Ranges(16, 100_000, 1024, 4096),
             FitError(0.99),
         ),
         path,
@@ -74,7 +74,7 @@ def test_one_command_lays_three_kinds_of_batching_side_by_side(trace: str, profi
 def test_equal_settings_give_equal_bytes_however_many_run_at_once(profile: str, tmp_path: Path):
     def result(seed: str, jobs: str) -> str:
         done = forebay(
-            "poisson:rate=8,duration=30,tenants=5", "--engines", "2", "--profile", profile, "--json", "-",
+            "poisson:rate=8,duration=15,tenants=5", "--engines", "2", "--profile", profile, "--json", "-",
             "--seed", seed, "--jobs", jobs, "--vary", "max_num_seqs=4,16", "--patience", "5", cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -176,7 +176,7 @@ def test_what_is_wrong_in_the_middle_of_a_trace_names_the_line(trace: str, profi
 
 
 def test_strict_refuses_what_the_profile_does_not_cover(profile: str, tmp_path: Path):
-    heavy = ["constant:rate=200,duration=5,prompt=2000,output=200", "--profile", profile, "--json", "-"]
+    heavy = ["constant:rate=100,duration=1,prompt=100,output=100", "--profile", profile, "--json", "-"]
     more = ["--vary", "max_num_seqs=256", "--num-gpu-blocks", "100000"]
     loose = forebay(*heavy, *more, cwd=tmp_path)
     assert loose.returncode == 0 and json.loads(loose.stdout)["runs"][0]["warnings"], "extrapolated, and said so"
@@ -218,7 +218,7 @@ def _busy_child(pid: int) -> int | None:
 
 def test_a_terminal_sees_how_far_it_is(profile: str, tmp_path: Path):
     ours, theirs = pty.openpty()
-    load = ["poisson:rate=50,requests=20000", "--engines", "4", "--profile", profile]
+    load = ["poisson:rate=50,requests=4000", "--engines", "4", "--profile", profile]
     process = subprocess.Popen(
         [FOREBAY, "simulate", *load, "--json", "x.json"],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "150"},
