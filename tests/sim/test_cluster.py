@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -66,19 +67,24 @@ def simulate(
     until: float = math.inf,
     interval: float = 1.0,
     monitor: Monitor = never,
+    decoders: int = 0,
+    delay: Callable[[int], float] | None = None,
     **fields: object,
 ) -> Cluster:
     given_settings = {"num_blocks": 100, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 512} | fields
     engine = EngineSettings(**given_settings)  # type: ignore[arg-type]
 
     def make(listener: Listener, i: int) -> EngineModel:
-        return EngineModel(engine, Steps(), listener, name=i)
+        role = "both" if not decoders else "prefill" if i < engines - decoders else "decode"
+        return EngineModel(replace(engine, role=role), Steps(), listener, name=i)
 
     cluster = Cluster(
         make,
         engines,
-        policy or PassThrough(RoundRobin(), engines),
+        policy or PassThrough(RoundRobin(), engines - decoders),
         max_model_len=512,
+        decoders=decoders,
+        delay=delay,
         patience=patience,
         until=until,
         interval=interval,
@@ -249,6 +255,78 @@ def test_preemptions_are_booked_where_they_happened():
     r = cluster.record.requests
     assert sum(r.preemptions) == cluster.engines[0].stats.preemptions > 0
     assert list(r.outcome) == [Outcome.FINISHED] * 4
+
+
+def test_prefill_here_decode_there():
+    asks = [Ask(i * 0.5, 50, 20, tenant="a") for i in range(6)]
+    cluster = simulate(asks, engines=3, decoders=1, transfer_latency=0.2, transfer_seconds_per_token=0.001)
+    r = cluster.record.requests
+    assert list(r.outcome) == [Outcome.FINISHED] * 6
+    assert list(r.engine) == [0, 1, 0, 1, 0, 1], "the policy knows only the prefill engines"
+    first, second, decoder = cluster.engines
+    assert first.stats.decode_tokens == second.stats.decode_tokens == 0
+    assert decoder.stats.prefill_tokens == 6, "the prompt's last token, again"
+    assert decoder.stats.decode_tokens == 6 * 19 == cluster.record.gaps.count
+    for i in range(6):
+        # 60 ms of prefill, 250 ms of transfer, 11 ms of the last token again
+        assert r.first[i] - r.scheduled[i] >= 0.06 + 0.25 + 0.011 - 1e-9
+    assert [engine.kv_usage for engine in cluster.engines] == [0, 0, 0]
+    assert first.stats.leases_expired == 0
+
+
+def test_one_token_answers_need_no_decode_engine():
+    cluster = simulate([Ask(0.0, 50, 1)], engines=2, decoders=1)
+    assert list(cluster.record.requests.outcome) == [Outcome.FINISHED]
+    assert cluster.engines[1].stats.steps == 0
+
+
+@settings(max_examples=60)
+@given(many, st.integers(1, 2), st.integers(1, 2), st.sampled_from([0.05, 0.3, math.inf]), st.sampled_from([0.0, 0.1]))
+def test_no_kv_is_left_behind_between_prefill_and_decode(
+    asks: list[Ask], prefill: int, decode: int, patience: float, latency: float
+):
+    cluster = simulate(
+        asks, engines=prefill + decode, decoders=decode, patience=patience, transfer_latency=latency,
+        num_blocks=40, max_num_queued_reqs=6,
+    )  # fmt: skip
+    r = cluster.record.requests
+    assert cluster.record.ended == len(asks) and Outcome.UNFINISHED not in r.outcome
+    for i, ask in enumerate(asks):
+        if r.outcome[i] == Outcome.FINISHED:
+            assert r.arrival[i] <= r.scheduled[i] < r.first[i] <= r.end[i]
+            assert (r.first[i] < r.end[i]) == (ask.output_tokens > 1)
+    assert repr(cluster._decoders) == f"<Decoders {[0] * decode}>"
+    now = cluster.seconds + 5  # less than a lease
+    for engine in cluster.engines:
+        engine.advance(max(now, engine.now))
+        assert engine.kv_usage == 0 and engine.stats.leases_expired == 0
+
+
+def test_what_the_host_does_first_is_part_of_ttft():
+    plain = simulate([Ask(0.0, 30, 5), Ask(2.0, 60, 5)]).record.requests
+    late = simulate([Ask(0.0, 30, 5), Ask(2.0, 60, 5)], delay=lambda prompt: 0.1 + prompt * 0.001).record.requests
+    assert list(late.arrival) == list(plain.arrival)
+    assert [b - a for a, b in zip(plain.first, late.first, strict=True)] == pytest.approx([0.13, 0.16])
+
+
+def test_a_short_prompt_overtakes_a_long_one_on_its_way():
+    asks = [Ask(0.0, 200, 5), Ask(0.01, 10, 5)]
+    r = simulate(asks, engines=1, delay=lambda prompt: prompt * 0.01).record.requests
+    assert r.scheduled[1] < r.scheduled[0]
+
+
+def test_who_leaves_on_the_way_never_comes():
+    story = Story(LeastRequests(1))
+    cluster = simulate([Ask(0.0, 100, 5)], engines=1, policy=story, delay=lambda prompt: 2.0, patience=1.0)
+    assert list(cluster.record.requests.outcome) == [Outcome.ABANDONED]
+    assert [what for _, what, _ in story.told] == ["arrival", "end"]
+    assert cluster.engines[0].stats.steps == 0
+
+
+@pytest.mark.parametrize("decoders", [-1, 2, 3])
+def test_decoders_are_fewer_than_engines(decoders: int):
+    with pytest.raises(ValueError, match="decoders must be at least 0 and fewer than all 2 engines"):
+        Cluster(None, 2, LeastRequests(2), max_model_len=1, decoders=decoders)  # type: ignore[arg-type]
 
 
 def test_a_cluster_has_engines():

@@ -16,7 +16,8 @@ from math import inf
 from typing import Final, Protocol
 
 from forebay.policy.placement import Placement
-from forebay.sim.jobs import Job, Listener, QueueFull, TooLong
+from forebay.sim.cluster_decoders import Decoders, Part
+from forebay.sim.jobs import Job, Listener, QueueFull, State, TooLong
 from forebay.sim.result_gaps import Gaps
 from forebay.sim.result_series import Sampled, Series
 from forebay.sim.results import Outcome, Requests
@@ -36,6 +37,7 @@ class Engine(Sampled, Protocol):
 
     def submit(self, job: Job, now: float) -> None: ...
     def cancel(self, job: Job, now: float) -> bool: ...
+    def release(self, job: Job, now: float) -> None: ...
     def due(self) -> float: ...
     def advance(self, now: float) -> None: ...
 
@@ -102,9 +104,20 @@ class Recorder:
     """Writes down what the engines say, and tells the policy. One for all engines: a job's tag is its row. What the
     step that runs still computes for a client who has left is nobody's."""
 
-    __slots__ = ("_first", "_policy", "_scheduled", "ended", "finished", "gaps", "last", "requests")
+    __slots__ = (
+        "_first",
+        "_policy",
+        "_scheduled",
+        "decoders",
+        "ended",
+        "finished",
+        "gaps",
+        "last",
+        "moves",
+        "requests",
+    )
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, decoders: Decoders | None) -> None:
         self.requests = Requests()
         self.gaps = Gaps()
         self.finished = 0
@@ -112,18 +125,24 @@ class Recorder:
         """Those that are in no engine any more, whatever became of them."""
         self.last = 0.0
         """When the latest of them ended."""
+        self.moves: list[Job] = []
+        """Prefilled and held for a decode engine, or fetched by one."""
+        self.decoders = decoders
         self._policy = policy
         self._scheduled = self.requests.scheduled
         self._first = self.requests.first
 
     def on_scheduled(self, job: Job, at: float) -> None:
         row = job.tag
+        if job.remote:
+            self.moves.append(job)
+            return
         self._scheduled[row] = at
         self.requests.cached[row] = job.cached_tokens
 
     def on_first_token(self, job: Job, at: float) -> None:
         row = job.tag
-        if self.requests.outcome[row]:
+        if self.requests.outcome[row] or job.hold:
             return
         self._first[row] = at
         self._policy.on_first_token(row, self.requests.engine[row], at)
@@ -132,6 +151,9 @@ class Recorder:
         self.gaps.add_run(n, steps, first, last)
 
     def on_finish(self, job: Job, at: float) -> None:
+        if job.state is State.HELD:
+            self.moves.append(job)
+            return
         if self.requests.outcome[job.tag]:
             return
         self.finished += 1
@@ -149,6 +171,8 @@ class Recorder:
             self.last = at
         if (engine := requests.engine[row]) >= 0:
             self._policy.on_end(row, engine, at)
+        if self.decoders is not None:
+            self.decoders.ended(row)
 
 
 class Cluster:
@@ -164,14 +188,20 @@ class Cluster:
         patience: float = inf,
         until: float = inf,
         interval: float = 1.0,
+        decoders: int = 0,
+        delay: Callable[[int], float] | None = None,
         monitor: Monitor = lambda now, arrived, ended: False,
     ) -> None:
         """`make` builds engine number i around the listener it is given. `patience`: seconds that a client waits for
         its first token. `until`: when to stop, whatever is under way. `interval`: seconds between samples, to begin
-        with."""
+        with. `decoders`: how many of the engines, the last ones, decode what the others prefilled; the policy knows
+        only those others. `delay`: seconds from the arrival of a prompt of so many tokens to its engine."""
         if engines < 1:
             raise ValueError(f"engines must be at least 1, not {engines}")
-        self.record = Recorder(policy)
+        if not 0 <= decoders < engines:
+            raise ValueError(f"decoders must be at least 0 and fewer than all {engines} engines, not {decoders}")
+        self._decoders = Decoders(engines - decoders, decoders) if decoders else None
+        self.record = Recorder(policy, self._decoders)
         self.engines: Sequence[Engine] = [make(self.record, i) for i in range(engines)]
         self.series = Series(engines, interval)
         self.seconds = 0.0
@@ -188,6 +218,8 @@ class Cluster:
         self._due = [inf] * engines
         self._heap: list[tuple[float, int]] = []
         self._leaving: deque[tuple[float, Job]] = deque()  # in order, since all are equally patient
+        self._delay = delay
+        self._coming: list[tuple[float, int, Job]] = []  # a heap of those on their way to their engine
 
     def run(self, workload: Iterable[Ask]) -> None:
         """Simulate until everything is done, `until` has come or the monitor says stop."""
@@ -207,8 +239,10 @@ class Cluster:
                 self._close(at)
                 return
         now = 0.0
-        while record.ended < len(requests) and self._heap and not self.stopped and now < self._until:
-            now = min(self._heap[0][0], self._until)
+        while record.ended < len(requests) and not self.stopped and now < self._until:
+            now = min(self._heap[0][0] if self._heap else inf, self._coming[0][0] if self._coming else inf, self._until)
+            if now == inf:
+                break
             self._pass(now)
         self._close(record.last if record.ended == len(requests) else max(now, self._now()))
 
@@ -223,20 +257,28 @@ class Cluster:
             return
         record.requests.engine[row] = i
         job = Job(
-            ask.prompt_tokens, ask.output_tokens,
-            arrival=now, priority=ask.priority, prefix=ask.prefix, keeps=ask.keeps, tag=row,
+            ask.prompt_tokens, ask.output_tokens, arrival=now, priority=ask.priority, prefix=ask.prefix,
+            keeps=ask.keeps, hold=self._decoders is not None and ask.output_tokens > 1, tag=row,
         )  # fmt: skip
+        if self._patience < inf:
+            self._leaving.append((now + self._patience, job))
+        if self._delay is None:
+            self._submit(i, job, now)
+        else:
+            heappush(self._coming, (now + self._delay(ask.prompt_tokens), row, job))
+
+    def _submit(self, i: int, job: Job, now: float) -> bool:
+        """Whether engine i takes it; else its row is closed."""
         try:
             self.engines[i].submit(job, now)
         except QueueFull:
-            record.end(row, Outcome.QUEUE_FULL, now)
-            return
+            self.record.end(job.tag, Outcome.QUEUE_FULL, now)
+            return False
         except TooLong:
-            record.end(row, Outcome.TOO_LONG, now)
-            return
+            self.record.end(job.tag, Outcome.TOO_LONG, now)
+            return False
         self._schedule(i)
-        if self._patience < inf:
-            self._leaving.append((now + self._patience, job))
+        return True
 
     def _schedule(self, i: int) -> None:
         due = self.engines[i].due()
@@ -247,12 +289,14 @@ class Cluster:
 
     def _pass(self, now: float) -> None:
         """Everything that happens up to `now`, in order."""
-        heap, due, engines = self._heap, self._due, self.engines
+        heap, due, engines, moves = self._heap, self._due, self.engines, self.record.moves
         while not self.stopped:
             at = heap[0][0] if heap else inf
             other = self.series.next
             if self._leaving and self._leaving[0][0] < other:
                 other = self._leaving[0][0]
+            if self._coming and self._coming[0][0] < other:
+                other = self._coming[0][0]
             if at <= other:
                 if at > now:
                     return
@@ -262,12 +306,39 @@ class Cluster:
                     due[i] = -inf
                     engines[i].advance(at)
                     self._schedule(i)
+                    if moves:
+                        self._hand_over(at)
             elif other > now:
                 return
+            elif self._coming and self._coming[0][0] == other:
+                _, row, job = heappop(self._coming)
+                if not self.record.requests.outcome[row]:
+                    self._submit(self.record.requests.engine[row], job, other)
             elif other == self.series.next:
                 self._sample(other)
             else:
                 self._leave()
+
+    def _hand_over(self, now: float) -> None:
+        """From prefill to decode engines, and back the word that the KV was fetched."""
+        decoders, moves, requests = self._decoders, self.record.moves, self.record.requests
+        assert decoders is not None
+        for job in moves:
+            if job.remote:
+                if (part := decoders.of(job.tag)) is not None:
+                    self._release(part, now)
+            elif requests.outcome[job.tag]:  # its client left in the step that ended
+                self.engines[requests.engine[job.tag]].release(job, now)
+                self._schedule(requests.engine[job.tag])
+            else:
+                part = decoders.take(requests.engine[job.tag], job)
+                if not self._submit(part.decode, part.job, now):
+                    self._release(part, now)
+        moves.clear()
+
+    def _release(self, part: Part, now: float) -> None:
+        self.engines[part.prefill].release(part.held, now)
+        self._schedule(part.prefill)
 
     def _leave(self) -> None:
         """The client whose patience ends first."""
@@ -276,12 +347,13 @@ class Cluster:
         first = requests.first
         if requests.outcome[row] or first[row] == first[row]:
             return
+        part = self._decoders.of(row) if self._decoders is not None else None
         i = requests.engine[row]
-        engine = self.engines[i]
-        engine.advance(now)
-        if not requests.outcome[row] and first[row] != first[row]:
-            engine.cancel(job, now)
-            self.record.end(row, Outcome.ABANDONED, now)
+        if part is not None:
+            self._release(part, now)
+            i, job = part.decode, part.job
+        self.engines[i].cancel(job, now)
+        self.record.end(row, Outcome.ABANDONED, now)
         self._schedule(i)
 
     def _sample(self, now: float) -> None:
