@@ -9,7 +9,7 @@ from heapq import heappop, heappush, heapreplace
 
 from forebay.sim.workload import Ask
 from forebay.sim.workloads.arrivals import Arrivals
-from forebay.sim.workloads.bounds import MAX_TOKENS
+from forebay.sim.workloads.bounds import MAX_TOKENS, MAX_UNFIT, none_fits
 from forebay.sim.workloads.dice import dice
 from forebay.sim.workloads.distributions import NOTHING, Distribution, whole
 from forebay.sim.workloads.lengths import Lengths
@@ -102,7 +102,8 @@ class Sessions:
     arrivals do not wait for what an engine really takes. Endless.
 
     `lengths` draws the message and the answer of a turn; `context` ends a conversation before the turn that would be
-    longer, which is counted as dropped. Memory: the conversations that are under way.
+    longer, which is counted as dropped (WorkloadError after MAX_UNFIT of them in a row). Memory: the conversations that
+    are under way.
     """
 
     arrivals: Arrivals
@@ -125,6 +126,7 @@ class Sessions:
         think = self.think.sampler(dice(self.seed, "think"))
         token_time = self.token_time
         context = MAX_TOKENS if self.context is None else self.context
+        unfit = 0
         under_way: list[tuple[float, int, _Session]] = []
         for n, start in enumerate(self.arrivals.times(dice(self.seed, "arrivals"))):
             heappush(under_way, (start, n, begin(n)))
@@ -135,8 +137,12 @@ class Sessions:
                 size = session.history + message + output + (session.system[0][1] if session.system else 0)
                 if size > context:
                     tally.dropped += 1
+                    unfit += 1
+                    if unfit >= MAX_UNFIT:
+                        raise none_fits(context)
                     heappop(under_way)
                     continue
+                unfit = 0
                 yield session.ask(at, message, output)
                 if session.left > 0:
                     heapreplace(under_way, (at + output * token_time + think(), number, session))

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Final
 
 from forebay.sim.workload import Ask
+from forebay.sim.workloads.bounds import MAX_UNFIT, none_fits
 from forebay.sim.workloads.dice import dice
 from forebay.sim.workloads.source import Size, Source, Tally
 
@@ -101,7 +102,7 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The source `times` times, one after another, a mean gap between the last and the next first. Each pass is of
+    """The source `times` times: the next pass begins a mean gap after the last arrival. Each pass is of
     others' requests: prefixes get names of their own unless `rename` is off. Raises ValueError for times outside 1 to
     MAX_COPIES."""
 
@@ -119,18 +120,19 @@ class Repeated:
         return Size(n * self.times, seconds * self.times, rate)
 
     def stream(self, tally: Tally) -> Iterator[Ask]:
-        begin = last = 0.0
+        begin = first = last = 0.0
         for i in range(self.times):
             n = 0
             for ask in self.source.stream(tally):
                 n += 1
                 last = begin + ask.arrival
+                first = last if n == 1 else first
                 if i:
                     ask = ask._replace(arrival=last)
                     if self.rename:
                         ask = renamed(ask, str(i))
                 yield ask
-            begin = last + ((last - begin) / (n - 1) if n > 1 else 0.0)
+            begin = last + ((last - first) / (n - 1) if n > 1 else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,7 @@ class Merged:
 class Fitted:
     """No request is longer than `context` tokens, prompt and answer together: longer ones are dropped, or with `clip`
     cut, the answer first (to no less than 1 token), then the prompt's end. Both are counted. Raises ValueError for a
-    context under 2."""
+    context under 2, and in the stream WorkloadError where MAX_UNFIT requests in a row are dropped."""
 
     source: Source
     context: int
@@ -250,14 +252,19 @@ class Fitted:
 
     def stream(self, tally: Tally) -> Iterator[Ask]:
         context = self.context
+        unfit = 0
         for ask in self.source.stream(tally):
             if ask.prompt_tokens + ask.output_tokens <= context:
+                unfit = 0
                 yield ask
             elif self.clip:
                 tally.clipped += 1
                 yield _clipped(ask, context)
             else:
                 tally.dropped += 1
+                unfit += 1
+                if unfit >= MAX_UNFIT:
+                    raise none_fits(context)
 
 
 def _clipped(ask: Ask, context: int) -> Ask:
