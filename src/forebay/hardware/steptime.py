@@ -30,8 +30,8 @@ class StepTime(Protocol):
         ...
 
     def decode(self, n: int, context: int, longest: int) -> float:
-        """A step in which `n` sequences decode one token each. `context`: their KV tokens in sum; `longest`: the most of
-        one of them."""
+        """A step in which `n` sequences decode one token each. `context`: their KV tokens in sum; `longest`: the most
+        of one of them."""
         ...
 
     def mixed(self, chunks: Sequence[Chunk], n: int, context: int, longest: int) -> float:
@@ -40,8 +40,8 @@ class StepTime(Protocol):
 
 
 class WithHost:
-    """Step times and what the host adds: `each` seconds to every step, `prefill` seconds more to one with prefill in it,
-    which no CUDA graph covers. A property of the machine, measured or fitted (see docs/simulator.md)."""
+    """Step times and what the host adds: `each` seconds to every step, `prefill` seconds more to one with prefill in
+    it, which no CUDA graph covers. A property of the machine, measured or fitted (see docs/fidelity.md)."""
 
     def __init__(self, steps: StepTime, each: float, prefill: float) -> None:
         self._steps = steps

@@ -54,8 +54,8 @@ class EngineModel:
         self.steps = steps
         self.listener = listener
         self.tokens_each = 1
-        """While `on_tokens` is called: how many tokens each job got in a step; more than 1 with speculation, and then at
-        most as many as the job still wanted."""
+        """While `on_tokens` is called: how many tokens each job got in a step, or the rest where that is less. More
+        than 1 only with speculation."""
         self._scheduler = Scheduler(settings, listener, track=track)
         self._max_run = max_run
         self._now = -math.inf
@@ -90,7 +90,7 @@ class EngineModel:
 
     @property
     def waiting(self) -> int:
-        return self._scheduler.waiting_count + self._fetching
+        return self._scheduler.line.count + self._fetching
 
     @property
     def idle(self) -> bool:
@@ -130,11 +130,11 @@ class EngineModel:
         self.advance(now)
         scheduler, settings = self._scheduler, self.settings
         total = job.prompt_tokens + job.output_tokens
-        if total > settings.max_model_len or total > settings.kv_tokens:
+        room = scheduler.pool.capacity * settings.block_size
+        if total > settings.max_model_len or total > room:
+            limit, what = min((settings.max_model_len, "the model's context"), (room, "the engine's KV cache"))
             raise TooLong(
-                f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens are more than "
-                f"{min(settings.max_model_len, settings.kv_tokens)}, the "
-                + ("model's context" if total > settings.max_model_len else "engine's KV cache")
+                f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens are more than {limit}, {what}"
             )
         most = settings.max_num_queued_reqs
         if most is not None and self.running + self.waiting >= most:
@@ -240,7 +240,7 @@ class EngineModel:
             self._boundary(now)
             return
         scheduler.enqueue(job)
-        if len(scheduler.running) < self.settings.max_num_seqs and scheduler.head() is job:
+        if len(scheduler.running) < self.settings.max_num_seqs and scheduler.line.head() is job:
             self._shorten(now)
 
     # --- steps -------------------------------------------------------------------------------------------------------
@@ -290,10 +290,10 @@ class EngineModel:
     def _further(self, step: Step) -> int:
         """How many steps behind `step` and the one scheduled are the same again, one token longer."""
         scheduler, behind = self._scheduler, self._next
-        if not scheduler.stable() or self.settings.speculative_tokens or step.swap_seconds:
+        if not scheduler.stable(step.active) or self.settings.speculative_tokens or step.swap_seconds:
             return 0
         if self.settings.async_scheduling and (
-            behind is None or behind.chunks or behind.ending or behind.swap_seconds or behind.n != step.n
+            behind is None or behind.chunks or behind.ending or behind.swap_seconds or behind.active != step.active
         ):
             return 0
         limit = min(
@@ -394,8 +394,9 @@ class EngineModel:
             if job.state is State.WAITING:  # preempted since
                 self._scheduler.unqueue(job)
             elif job.state in (State.PREFILL, State.DECODE, State.ENDING):
-                job.generated = self.delivered(job)
+                delivered = self.delivered(job)
                 self._scheduler.release(job)
+                job.generated = delivered
             else:
                 continue
             job.state = State.CANCELLED
@@ -405,7 +406,7 @@ class EngineModel:
             self._scheduler.end_batch()
 
     def _wait_for_batch(self, at: float) -> None:
-        head = None if self.settings.batching == "continuous" else self._scheduler.head()
+        head = None if self.settings.batching == "continuous" else self._scheduler.line.head()
         if head is not None:
             due = max(at, head.arrival + self.settings.wait_for_batch)
             if due != self._batch_due:

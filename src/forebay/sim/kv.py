@@ -141,13 +141,14 @@ class BlockPool:
     def take_hit(self, lease: Lease, found: int) -> None:
         """Hold the first `found` blocks, as `hit` counted them."""
         for stream, size in lease.chain:
-            have = min(size, found)
-            if have == 0:
+            if not found:
                 break
-            self._hold(stream, have)
+            have = min(size, found)
             lease.parts.append(have)
-            lease.blocks += have
-            found -= have
+            if have:  # a piece shorter than a block has none of its own
+                self._hold(stream, have)
+                lease.blocks += have
+                found -= have
 
     def take(self, n: int) -> None:
         """Take `n` free blocks for new content; what was in them is gone. The caller has seen to it that they exist."""

@@ -7,7 +7,6 @@ block size. A step of any number of them costs the same to schedule.
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
 from random import Random
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from forebay.hardware.steptime import Chunk
 from forebay.sim.jobs import EngineStats, Job, Listener, State
 from forebay.sim.kv import BlockPool
+from forebay.sim.line import Line
 from forebay.sim.settings import EngineSettings
 
 _SEED: Final = 20
@@ -69,15 +69,13 @@ class Scheduler:
         )
         self.track = track
         self.running: dict[Job, None] = {}
-        self.waiting_count = 0
+        self.line = Line(settings.policy)
         self.prefill_backlog = 0
         """Prompt tokens of jobs that are not prefilled yet."""
         self.t = 0
         self.n = 0
         self.blocked = True
         """Nothing of what waits could be admitted as long as nothing ends."""
-        self._fcfs: deque[Job] = deque()
-        self._by_priority: list[tuple[int, int, Job]] = []
         self._prefilling: list[Job] = []
         self._joining: list[Job] = []
         self._sum_base = 0
@@ -93,19 +91,12 @@ class Scheduler:
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: Job, *, front: bool = False) -> None:
-        job.state = State.WAITING
-        self.waiting_count += 1
-        if self.settings.policy == "priority":
-            heappush(self._by_priority, (job.priority, job.number, job))
-        elif front:
-            self._fcfs.appendleft(job)
-        else:
-            self._fcfs.append(job)
+    def enqueue(self, job: Job) -> None:
+        self.line.put(job)
 
     def unqueue(self, job: Job) -> None:
-        """A waiting job leaves; its place is skipped later."""
-        self.waiting_count -= 1
+        """A waiting job leaves."""
+        self.line.left()
         if not job.generated:
             self.prefill_backlog -= job.prompt_tokens
         self._swap_room += job.swapped
@@ -113,25 +104,6 @@ class Scheduler:
         if job.lease is not None:
             self.pool.give_back(job.lease, 0)
             self.pool.close(job.lease)
-
-    def head(self) -> Job | None:
-        """Who is next."""
-        if self.settings.policy == "priority":
-            heap = self._by_priority
-            while heap and heap[0][2].state is not State.WAITING:
-                heappop(heap)
-            return heap[0][2] if heap else None
-        queue = self._fcfs
-        while queue and queue[0].state is not State.WAITING:
-            queue.popleft()
-        return queue[0] if queue else None
-
-    def _pop(self) -> None:
-        self.waiting_count -= 1
-        if self.settings.policy == "priority":
-            heappop(self._by_priority)
-        else:
-            self._fcfs.popleft()
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -202,7 +174,7 @@ class Scheduler:
         total = job.prompt_tokens + job.generated
         tokens = min(total - job.computed, budget)
         threshold = self.settings.long_prefill_token_threshold
-        if 0 < threshold < tokens and (len(self.running) > 1 or self.waiting_count):
+        if 0 < threshold < tokens and (len(self.running) > 1 or self.line.count):
             tokens = threshold
         size = self.settings.block_size
         lease = job.lease
@@ -225,7 +197,7 @@ class Scheduler:
 
     def _admit(self, step: Step, budget: int, now: float) -> None:
         settings = self.settings
-        if not self.waiting_count:
+        if not self.line.count:
             self.blocked = True
             return
         if not self._continuous and not self._form_batch(now):
@@ -235,7 +207,7 @@ class Scheduler:
         size = settings.block_size
         self.blocked = False
         while budget > 0:
-            job = self.head()
+            job = self.line.head()
             if job is None or len(self.running) >= (settings.max_num_seqs if self._continuous else self._batch_size):
                 self.blocked = True
                 return
@@ -243,7 +215,7 @@ class Scheduler:
                 if job.swapped + self._keep_free > pool.free:
                     self.blocked = True
                     return
-                self._pop()
+                self.line.pop()
                 self._swap_in(job, step)
                 continue
             total = job.prompt_tokens + job.generated
@@ -258,7 +230,7 @@ class Scheduler:
                 hit, lost = pool.hit(lease, total)
                 tokens = min(total - hit * size, budget)
                 threshold = settings.long_prefill_token_threshold
-                if 0 < threshold < tokens and (self.running or self.waiting_count > 1):
+                if 0 < threshold < tokens and (self.running or self.line.count > 1):
                     tokens = threshold
                 whole = -(-(total + (job.output_tokens if not self._continuous else 0)) // size) - hit
                 need = whole if not self._continuous else -(-(hit * size + tokens) // size) - hit
@@ -269,7 +241,7 @@ class Scheduler:
                     return
                 if hit:
                     pool.take_hit(lease, hit)
-            self._pop()
+            self.line.pop()
             if need > 0:
                 pool.take(need)
                 pool.assign(lease, need)
@@ -351,9 +323,9 @@ class Scheduler:
             heappop(ends)
         return self.t
 
-    def stable(self) -> bool:
-        """Nothing but decoding is going on, and nothing else can begin before a job ends."""
-        return self.blocked and not self._joining and not self._prefilling
+    def stable(self, active: int) -> bool:
+        """Nothing but decoding is going on, of `active` jobs, and nothing else can begin before a job ends."""
+        return self.blocked and active == self._active and not self._joining and not self._prefilling
 
     def blocks_for(self, steps: int) -> int:
         """What decoding jobs need in their next `steps` steps of a token."""
@@ -447,7 +419,7 @@ class Scheduler:
         else:
             self.pool.give_back(lease, job.computed)
             job.computed = 0
-        self.enqueue(job, front=True)
+        self.line.put(job, front=True)
         self.listener.on_preempt(job, now)
 
     def _swap_in(self, job: Job, step: Step) -> None:
@@ -469,8 +441,8 @@ class Scheduler:
     def _form_batch(self, now: float) -> bool:
         """Whether members may be admitted: to a batch that forms now, or goes on forming over several steps."""
         if not self.running:
-            head = self.head()
-            size = min(self.waiting_count, self.settings.max_num_seqs)
+            head = self.line.head()
+            size = min(self.line.count, self.settings.max_num_seqs)
             if head is None or (
                 size < self.settings.max_num_seqs and now - head.arrival < self.settings.wait_for_batch - 1e-9
             ):
@@ -484,6 +456,7 @@ class Scheduler:
             return
         members, self.running = self.running, {}
         self.n = self._sum_base = self._batch_size = 0
+        self._need = [0] * self.settings.block_size
         for job in members:
             if job.lease is not None:
                 self.pool.give_back(job.lease, 0)
