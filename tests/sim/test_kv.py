@@ -99,7 +99,7 @@ def test_it_finds_frees_and_evicts_what_single_blocks_would(
     capacity: int, script: list[tuple[tuple[tuple[tuple[int, int], ...], int, int | None], int, int]]
 ) -> None:
     """Jobs of a content each come in order; the second number of a line says how many tokens they generate, the third
-    which of those that run ends next. Conversations run one turn at a time, so that nobody computes what another does."""
+    which of those that run ends next. Conversations run one turn at a time: nobody computes what another does."""
     pool, plain = BlockPool(capacity, SIZE), PlainPool(capacity)
     running: list[tuple[Lease, list[int], int, int | None, tuple[tuple[int, int], ...], object]] = []
 
