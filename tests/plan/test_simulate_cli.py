@@ -236,6 +236,30 @@ def test_a_terminal_sees_how_far_it_is(profile: str, tmp_path: Path):
     assert "simulated" in text and "done" in text and "%" in text and "×" in text
 
 
+def test_prefill_and_decode_apart(profile: str, tmp_path: Path):
+    done = forebay(
+        "poisson:rate=5,requests=100,prompt=300,output=80", "--profile", profile, "--json", "-",
+        "--vary", "decode_engines=0,2", "--vary", "transfer_seconds_per_token=1e-5", cwd=tmp_path,
+    )  # fmt: skip
+    together, apart = json.loads(done.stdout)["runs"]
+    assert [run["summary"]["engines"]["count"] for run in (together, apart)] == [1, 3]
+    assert [run["summary"]["requests"]["finished"] for run in (together, apart)] == [100, 100]
+    assert apart["summary"]["engines"]["each"][0]["decode_tokens"] == 0
+    assert apart["summary"]["itl_s"]["p99"] < together["summary"]["itl_s"]["p99"], "no prefill beside decode"
+    refused = forebay("poisson:rate=5,requests=9", "--profile", profile, "--vary", "decode_engines=1", cwd=tmp_path)
+    assert refused.returncode == 2 and "transfer_seconds_per_token" in refused.stderr
+
+
+def test_what_a_calibrated_server_needs_before_its_engine_counts(profile: str, tmp_path: Path):
+    slow = tmp_path / "slow.yaml"
+    slow.write_text(Path(profile).read_text().replace("per_request: 0.0", "per_request: 0.2"))
+    ttft = []
+    for path in (profile, str(slow)):
+        done = forebay("constant:rate=1,requests=20", "--profile", path, "--json", "-", cwd=tmp_path)
+        ttft.append(json.loads(done.stdout)["runs"][0]["summary"]["ttft_s"]["mean"])
+    assert ttft[1] - ttft[0] == pytest.approx(0.2, abs=0.02)
+
+
 # --- fields and variations, without a shell --------------------------------------------------------------------------
 
 

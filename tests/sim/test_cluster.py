@@ -287,7 +287,7 @@ def test_no_kv_is_left_behind_between_prefill_and_decode(
 ):
     cluster = simulate(
         asks, engines=prefill + decode, decoders=decode, patience=patience, transfer_latency=latency,
-        num_blocks=40, max_num_queued_reqs=6,
+        max_num_queued_reqs=6,
     )  # fmt: skip
     r = cluster.record.requests
     assert cluster.record.ended == len(asks) and Outcome.UNFINISHED not in r.outcome

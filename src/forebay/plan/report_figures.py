@@ -210,7 +210,7 @@ def _kv(runs: list[Any], x: Any, layout: Any) -> Figure:
     data: list[Any] = []
     for i, run in enumerate(runs):
         series = run["series"]
-        if run["settings"]["engines"] > 1:
+        if run["summary"]["engines"]["count"] > 1:
             edge = {"width": 0}
             silent = {"showlegend": False, "hoverinfo": "skip", "hovertemplate": None, "line": edge}
             data.append(_line(i, run, x(series["time"]), series["kv_low"], "", **silent))
@@ -261,7 +261,7 @@ def _engines(runs: list[Any]) -> Iterable[Figure]:
             "yaxis": {"title": {"text": "engine"}, "type": "category", "showgrid": False},
             "hovermode": "closest",
         }
-        note = "" if len(series["engines"]) == run["settings"]["engines"] else "The first engines only."
+        note = "" if len(series["engines"]) == run["summary"]["engines"]["count"] else "The first engines only."
         title = "KV cache use by engine" + (f": {run['name']}" if len(runs) > 1 else "")
         yield _figure(f"map-{i}", "Engines", title, data, layout, note)
 

@@ -51,6 +51,8 @@ class Setup:
     limit: int | None = None
     seed: int = 0
     engines: int = 1
+    decode_engines: int = 0
+    """Where there are some, the engines prefill and these decode."""
     hardware: Wanted = field(default_factory=Wanted)
     policy: str = "none"
     placement: str = "round_robin"
@@ -85,12 +87,23 @@ def prepare(setup: Setup, *, scan: bool = False) -> Ready:
         if setup.limit is not None:
             source = Limited(source, most=setup.limit)
         hardware = find_hardware(setup.hardware, setup.engine)
-        settings = EngineSettings(**dict(hardware.engine) | dict(setup.engine))
+        fetching = {} if setup.decode_engines == 0 else {"transfer_seconds_per_token": _transfer(setup, hardware)}
+        settings = EngineSettings(**dict(hardware.engine) | fetching | dict(setup.engine))
     except (WorkloadError, HardwareError) as e:
         raise SimulateError(str(e)) from None
     except ValueError as e:
         raise SimulateError(shown(e, 300)) from None
     return Ready(Workload(workload.name, source), hardware.steps, hardware, settings)
+
+
+def _transfer(setup: Setup, hardware: Hardware) -> float:
+    if hardware.transfer_seconds_per_token is not None:
+        return hardware.transfer_seconds_per_token
+    if (given := setup.engine.get("transfer_seconds_per_token")) is None:
+        raise SimulateError(
+            "a calibrated profile does not say how large KV is; give --vary transfer_seconds_per_token=X"
+        )
+    return float(given)
 
 
 def _check(setup: Setup) -> None:
@@ -101,7 +114,10 @@ def _check(setup: Setup) -> None:
 
     need("engines", setup.engines, 1, MOST_ENGINES)
     need("tp", setup.hardware.tp, 1)
+    need("decode_engines", setup.decode_engines, 0, MOST_ENGINES)
     need("host", setup.hardware.host, 0, 10)
+    need("host_prefill", setup.hardware.host_prefill, 0, 10)
+    need("kv_bandwidth", setup.hardware.kv_bandwidth, 1, 1e15)
     for option, value in (("speed", setup.speed), ("patience", setup.patience), ("duration", setup.duration)):
         if not value > 0 or (option == "speed" and not isfinite(value)):
             raise SimulateError(f"{option} must be more than 0, not {value:g}")
@@ -123,17 +139,24 @@ def simulate(setup: Setup, monitor: Monitor = lambda now, arrived, ended: False)
 
     ready = prepare(setup)
 
-    def make(listener: Listener, i: int) -> EngineModel:
-        return EngineModel(ready.settings, ready.steps, listener, name=i)
+    settings = {role: replace(ready.settings, role=role) for role in ("both", "prefill", "decode")}
+    each, per_token = ready.hardware.delay
 
+    def make(listener: Listener, i: int) -> EngineModel:
+        role = "both" if not setup.decode_engines else "prefill" if i < setup.engines else "decode"
+        return EngineModel(settings[role], ready.steps, listener, name=i)
+
+    engines = setup.engines + setup.decode_engines
     cluster = Cluster(
         make,
-        setup.engines,
+        engines,
         _policy(setup),
         max_model_len=ready.settings.max_model_len,
         patience=setup.patience,
         until=setup.duration,
-        interval=max(1.0, setup.engines / 200),
+        interval=max(1.0, engines / 200),
+        decoders=setup.decode_engines,
+        delay=(lambda prompt: each + prompt * per_token) if each or per_token else None,
         monitor=monitor,
     )
     tally = Tally()
@@ -177,6 +200,7 @@ def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
     hardware = ready.hardware
     return {
         "engines": setup.engines,
+        "decode_engines": setup.decode_engines,
         "gpu": hardware.gpu,
         "model": hardware.model,
         "tp": setup.hardware.tp,
@@ -184,6 +208,8 @@ def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
         "kv_dtype": setup.hardware.kv_dtype,
         "profile": setup.hardware.profile,
         "host": setup.hardware.host,
+        "host_prefill": setup.hardware.host_prefill,
+        "enforce_eager": setup.hardware.enforce_eager,
         "strict": setup.hardware.strict,
         "policy": setup.policy,
         "placement": setup.placement,
@@ -196,13 +222,16 @@ def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
 
 # --- variations ------------------------------------------------------------------------------------------------------
 
-_OF_SETUP: Final = ("engines", "policy", "placement", "speed", "seed", "patience")
+_OF_SETUP: Final = ("engines", "decode_engines", "policy", "placement", "speed", "seed", "patience")
 _OF_HARDWARE: Final = tuple(f.name for f in fields(Wanted) if f.name != "strict")
 _PLAIN: Final = frozenset({"gpu", "model", "placement", "batching", "preemption", "profile", "dtype"})
 """Their values say by themselves what they are."""
 _ALIASES: Final = {"num_gpu_blocks": "num_blocks", "tensor_parallel_size": "tp"}
-_ENGINE: Final = {"scheduling_policy" if f.name == "policy" else f.name: f.name for f in fields(EngineSettings)}
-"""Names of the engine's fields here. Its `policy` is not the gateway's (vLLM: --scheduling-policy)."""
+_ENGINE: Final = {
+    "scheduling_policy" if f.name == "policy" else f.name: f.name for f in fields(EngineSettings) if f.name != "role"
+}
+"""Names of the engine's fields here. Its `policy` is not the gateway's (vLLM: --scheduling-policy); its role follows
+from decode_engines."""
 
 
 def variable() -> list[str]:

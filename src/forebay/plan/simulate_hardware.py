@@ -12,7 +12,8 @@ from forebay.hardware.catalogue import kv_capacity_tokens
 from forebay.hardware.csvtable import BadProfile
 from forebay.hardware.fitted import FittedError, load_fitted
 from forebay.hardware.profiles import Resolved, profile_kind, resolve
-from forebay.hardware.steptime import StepTime
+from forebay.hardware.steptime import StepTime, WithHost
+from forebay.hardware.tables import CAPTURE_SIZES
 from forebay.sim.settings import EngineSettings
 
 GPU: Final = "h100_sxm"
@@ -36,7 +37,13 @@ class Wanted:
     kv_dtype: str = "auto"
     profile: str | None = None
     host: float = 0.0
-    """Seconds added to each step."""
+    """Seconds that the host adds to each step."""
+    host_prefill: float = 0.0
+    """Further seconds for a step with prefill in it."""
+    enforce_eager: bool = False
+    """No CUDA graphs: decode batches are not padded to their sizes."""
+    kv_bandwidth: float = 25e9
+    """Bytes a second of the link over which a decode engine fetches KV."""
     gpu_memory_utilization: float = 0.9
     strict: bool = False
 
@@ -58,6 +65,10 @@ class Hardware:
     """USD an hour of one engine, all its GPUs: an example price of the catalogue."""
     notes: tuple[str, ...] = ()
     """What a reader of the result should know."""
+    delay: tuple[float, float] = (0.0, 0.0)
+    """Seconds that the server needs before its engine has a request: each, and for each prompt token."""
+    transfer_seconds_per_token: float | None = None
+    """Of KV from a prefill to a decode engine; None where the model's shape is not known."""
 
 
 def find_hardware(wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
@@ -73,7 +84,7 @@ def find_hardware(wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
             dtype=wanted.dtype,
             kv_dtype=wanted.kv_dtype,
             profile=None if wanted.profile is None else Path(wanted.profile),
-            host=wanted.host,
+            pad=() if wanted.enforce_eager else CAPTURE_SIZES,
             strict=wanted.strict,
         )
         return _resolved(found, wanted, given)
@@ -106,8 +117,24 @@ def _resolved(found: Resolved, wanted: Wanted, given: Mapping[str, Any]) -> Hard
         engine["num_blocks"] = tokens // sizes["block_size"]
     price = None if card is None else card.example_price * wanted.tp
     notes = (f"step times are a {found.note}",) if found.source == "roofline" else ()
-    gpu = None if card is None else card.name
-    return Hardware(found.step_time, found.source, found.note, gpu, found.model.name, engine, price, notes)
+    kv_dtype = wanted.kv_dtype
+    if kv_dtype == "auto":
+        kv_dtype = "fp16" if found.model.dtype == "fp16" else "bf16"
+    return Hardware(
+        _with_host(found.step_time, wanted),
+        found.source,
+        found.note,
+        None if card is None else card.name,
+        found.model.name,
+        engine,
+        price,
+        notes,
+        transfer_seconds_per_token=found.model.kv_bytes_per_token(kv_dtype, 1) / wanted.kv_bandwidth,
+    )
+
+
+def _with_host(steps: StepTime, wanted: Wanted) -> StepTime:
+    return WithHost(steps, wanted.host, wanted.host_prefill) if wanted.host or wanted.host_prefill else steps
 
 
 def _calibrated(path: Path, wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
@@ -126,4 +153,14 @@ def _calibrated(path: Path, wanted: Wanted, given: Mapping[str, Any]) -> Hardwar
     if "num_blocks" not in known and "num_blocks" not in given:
         raise HardwareError(f"{path}: does not say how much KV cache the engine has; give --num-gpu-blocks")
     note = f"fitted to a live engine ({path}, {steps.profile.date})"
-    return Hardware(steps, "calibrated", note, None, facts.model or None, known, notes=tuple(steps.profile.notes))
+    host = steps.profile.host
+    return Hardware(
+        _with_host(steps, wanted),
+        "calibrated",
+        note,
+        None,
+        facts.model or None,
+        known,
+        notes=tuple(steps.profile.notes),
+        delay=(host.per_request, host.per_prompt_token),
+    )
