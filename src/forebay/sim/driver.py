@@ -22,7 +22,7 @@ log = logging.getLogger("forebay.sim")
 
 GRAIN: Final = 0.001
 """Seconds between two ticks at least: what falls due within it goes out together."""
-BUDGET: Final = 0.03
+BUDGET: Final = 0.05
 """Seconds that one tick works off what is overdue."""
 _TELL_LAG: Final = 1.0
 
