@@ -29,8 +29,9 @@ def test_version_and_help() -> None:
     for spelling in ("--help", "-h", "help"):
         done = forebay(spelling)
         assert (done.returncode, done.stdout, done.stderr) == (0, overview() + "\n", "")
+    width = max(map(len, COMMANDS))
     for name, command in COMMANDS.items():
-        assert f"  {name:<6}  {command.summary}\n" in overview()
+        assert f"  {name:<{width}}  {command.summary}\n" in overview()
 
 
 @pytest.mark.parametrize(
