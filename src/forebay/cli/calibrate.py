@@ -24,7 +24,6 @@ def command(
     max_prompt: Annotated[int, typer.Option(help="The longest prompt to send, in tokens.")] = 2048,
     max_concurrency: Annotated[int, typer.Option(help="The most requests to send at once.")] = 64,
     timeout: Annotated[float, typer.Option(help="Seconds a request may take.")] = 60.0,
-    seed: Annotated[int, typer.Option(help="Other prompts.")] = 0,
     block_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Tokens of a KV block.", show_default=False)
     ] = None,
@@ -45,8 +44,8 @@ def command(
 
     Sends prompts alone, batches that decode, and prompts beside others that decode, each prompt unlike any other; fits
     the time of a step to them and prints how far the fit is off. What the engine says about itself (vLLM, llama.cpp) is
-    taken from it, what it does not say is measured; the options after --seed are for what you know better. Nothing else
-    should use the engine meanwhile. The API key is read from FOREBAY_API_KEY.
+    taken from it, what it does not say is measured; the options after --timeout are for what you know better. Nothing
+    else should use the engine meanwhile. The API key is read from FOREBAY_API_KEY.
 
     Exits with 0 once the profile is written, with 2 where the engine could not be calibrated.
     """
@@ -74,7 +73,6 @@ def command(
             max_prompt=max_prompt,
             max_batch=max_concurrency,
             timeout=timeout,
-            seed=seed,
             given=EngineFacts(
                 block_size=block_size,
                 kv_tokens=kv_tokens,

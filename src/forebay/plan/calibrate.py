@@ -18,7 +18,7 @@ from forebay.hardware.fitted import EngineFacts, FittedError, FittedProfile, Ran
 from forebay.plan.calibrate_client import CHAT, Session, Shape, Stream
 from forebay.plan.calibrate_facts import facts
 from forebay.plan.calibrate_fit import CannotFit, Fit, Sample, fit
-from forebay.plan.calibrate_sweep import PointFailed, Sweep, Words, points_for
+from forebay.plan.calibrate_sweep import PointFailed, Sweep, Words, longest, points_for
 from forebay.plan.target import LoadError, Target, models
 
 NEEDED: Final = {"prefill": 2, "decode": 1}
@@ -44,7 +44,6 @@ class Settings:
     max_batch: int = 64
     timeout: float = 60.0
     """Seconds a request may take."""
-    seed: int = 0
     given: EngineFacts = field(default_factory=EngineFacts)
 
 
@@ -57,6 +56,8 @@ class Calibration:
     """Points that were not measured, and why."""
     rounds: int
     seconds: float
+    words: tuple[float, float]
+    """Tokens of a word of the prompts, and of a prompt without any."""
 
 
 def _quiet(share: float, text: str) -> None:
@@ -66,7 +67,7 @@ def _quiet(share: float, text: str) -> None:
 async def calibrate(target: Target, settings: Settings, key: str | None, progress: Progress = _quiet) -> Calibration:
     """Raises CalibrateError, and LoadError where the server cannot be reached or is not OpenAI-like."""
     model = await _model(target, settings.model, key)
-    session = Session(target, model, key, timeout=settings.timeout, seed=settings.seed)
+    session = Session(target, model, key, timeout=settings.timeout)
     await session.open()
     try:
         return await _Calibrating(session, settings, model, progress).run()
@@ -119,7 +120,9 @@ class _Calibrating:
         except (CannotFit, FittedError) as e:
             raise CalibrateError(f"the times measured fit no engine: {e}") from None
         taken = monotonic() - self._began
-        return Calibration(profile, fitted, tuple(sweep.samples), sweep.left_out, sweep.rounds, taken)
+        return Calibration(
+            profile, fitted, tuple(sweep.samples), sweep.left_out, sweep.rounds, taken, (words.a_word, words.fixed)
+        )
 
     def _say(self, text: str) -> None:
         self._progress(min(1.0, (monotonic() - self._began) / self.settings.seconds), text)
@@ -176,8 +179,7 @@ class _Calibrating:
             return
         self._say("how many tokens fit into a step?")
         low, high = 2, 0  # the budget's bounds; no upper one as long as it is 0
-        room = (self.engine.max_model_len or 4 * self.settings.max_prompt) - 64
-        wanted = min(4 * self.settings.max_prompt, room)
+        wanted = min(4 * self.settings.max_prompt, longest(self.engine) or 4 * self.settings.max_prompt)
         ends = monotonic() + BUDGET_SHARE * self.settings.seconds
         for _ in range(8):
             try:

@@ -21,8 +21,6 @@ from forebay.wire.ticker import Ticker
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
-UNIQUE: Final = 12
-"""Words that each prompt starts with and no other does: no prefix cache answers for the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class Stream:
 class Session(Load):
     """Connections to one server, opened by `open` and closed by `close`."""
 
-    def __init__(self, target: Target, model: str, key: str | None, *, timeout: float, seed: int = 0) -> None:
+    def __init__(self, target: Target, model: str, key: str | None, *, timeout: float) -> None:
         super().__init__(target, Plan(model=model, concurrency=1, requests=1, timeout=timeout), key)
         self.path = COMPLETIONS
         self.extra: Mapping[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -68,7 +66,8 @@ class Session(Load):
         self.streams: list[Stream] = []
         """Of the batch under way, or the last."""
         self._heard = asyncio.Event()
-        self._words = random.Random(seed)  # noqa: S311 - words, not secrets
+        # Seeded by the system: a run that repeats the prompts of another would find them in the prefix cache.
+        self._words = random.Random()  # noqa: S311 - words, not secrets
         self._tasks = Tasks()
 
     async def open(self) -> None:

@@ -31,6 +31,8 @@ TOKENS: Final = 24
 RIPE: Final = 4
 """Tokens that each of a batch has before a prompt comes in."""
 MAX_ROUNDS: Final = 25
+TRIES: Final = 2
+"""Failures after which a point is given up."""
 FULL: Final = 1.5
 """Times the usual gap, from which on a step is taken to be one with prefill."""
 
@@ -86,10 +88,10 @@ class Sweep:
 
     async def run(self, points: Sequence[Point]) -> None:
         """Measure each point in turn, again and again until the time is over."""
-        out = set[Point]()
+        failed: dict[Point, int] = {}
         while self.rounds < MAX_ROUNDS and monotonic() < self.ends:
             for point in points:
-                if point in out:
+                if failed.get(point, 0) >= TRIES:
                     continue
                 late = monotonic() + self._cost(point) > self.ends
                 if late:
@@ -100,9 +102,11 @@ class Sweep:
                 try:
                     await self.measure(point)
                 except PointFailed as e:
-                    out.add(point)
+                    failed[point] = failed.get(point, 0) + 1
                     self.left_out[f"{point.axis} {point.name}"] = str(e)
             self.rounds += 1
+        measured = {f"{s.axis} {s.point}" for s in self.samples}
+        self.left_out = {name: why for name, why in self.left_out.items() if name not in measured}
 
     async def measure(self, point: Point) -> None:
         """Raises PointFailed."""
@@ -116,7 +120,7 @@ class Sweep:
     def _cost(self, point: Point) -> float:
         """Seconds, guessed from what came before."""
         tokens = point.prompt + point.n * point.context
-        steps = (TOKENS + point.n) if point.n else 1
+        steps = (TOKENS + 2 * point.n) if point.n else 1
         return tokens * self._a_token + steps * self._a_step
 
     async def _prefill(self, point: Point) -> None:
@@ -128,22 +132,14 @@ class Sweep:
         self.samples.append(Sample("prefill", point.name, steps, stream.ttft, prompt_tokens=size))
 
     async def _decode(self, point: Point) -> None:
-        shape = Shape(self.words.of(point.context), TOKENS + point.n)
+        shape = Shape(self.words.of(point.context), TOKENS + 2 * point.n)
         streams = await self.session.batch([shape] * point.n)
         _check(streams)
         begins = max(s.times[0] for s in streams)
         ends = min(s.times[-1] for s in streams)
-        whole = [s for s in streams if s.whole]
         if ends <= begins:
             raise PointFailed(f"of {point.n} sequences not all decoded at once")
-        if whole:
-            gaps = [b - a for s in whole for a, b in pairwise(s.times) if begins <= a and b <= ends]
-            if not gaps:
-                raise PointFailed("too few tokens came while all decoded")
-            seconds = statistics.median(gaps)
-        else:
-            # Some tokens came together, so single gaps say nothing.
-            seconds = statistics.median((s.times[-1] - s.times[0]) / max(1, s.output_tokens - 1) for s in streams)
+        seconds = statistics.median(_gap(s, begins, ends) for s in streams)
         middle = (begins + ends) / 2
         context = sum(s.prompt_tokens + _tokens_at(s, middle) for s in streams)
         self._a_step = max(seconds, self._a_step * 0.9)
@@ -209,14 +205,14 @@ class Sweep:
 def points_for(engine: EngineFacts, max_prompt: int, max_batch: int) -> list[Point]:
     """What a round measures, the most telling first. `max_prompt` and `max_batch`: the largest prompt in tokens and the
     most sequences at once to send."""
-    room = max(SHORT, min(max_prompt, (engine.max_model_len or max_prompt + 128) - 64))
+    room = max(SHORT, min(max_prompt, longest(engine) or max_prompt))
     most = max(1, min(max_batch, engine.max_num_seqs or max_batch))
     lengths = [p for p in PROMPTS if p < room] + [room]
     batches = [n for n in BATCHES if n < most] + [most]
     kv = engine.kv_tokens
     long = min(LONG, room)
-    fits = [n for n in (1, most) if not kv or n * (long + TOKENS + n) < 0.9 * kv]
-    decode = [Point("decode", n, SHORT) for n in batches if not kv or n * (SHORT + TOKENS + n) < 0.9 * kv]
+    fits = [n for n in (1, most) if not kv or n * (long + TOKENS + 2 * n) < 0.9 * kv]
+    decode = [Point("decode", n, SHORT) for n in batches if not kv or n * (SHORT + TOKENS + 2 * n) < 0.9 * kv]
     decode += [Point("decode", n, long) for n in dict.fromkeys(fits)]
     prefill = [Point("prefill", prompt=p) for p in lengths]
     beside = [n for n in dict.fromkeys((most - 1, (most + 1) // 2)) if n]
@@ -228,13 +224,36 @@ def points_for(engine: EngineFacts, max_prompt: int, max_batch: int) -> list[Poi
     return list(dict.fromkeys([*out, *prefill, *decode, *mixed]))
 
 
+def _gap(stream: Stream, begins: float, ends: float) -> float:
+    """Seconds between two tokens of it in that time: the median, or the mean where some came together (their single
+    gaps then say how late the host was, not how long a step is). Raises PointFailed where it has too few."""
+    times = [t for t in stream.times if begins <= t <= ends]
+    if len(times) < 3:
+        raise PointFailed("too few tokens came while all decoded")
+    mean = (times[-1] - times[0]) / (len(times) - 1)
+    if not stream.whole:
+        return mean * len(stream.times) / stream.output_tokens
+    gaps = [b - a for a, b in pairwise(times)]
+    together = sum(gap < 0.2 * mean for gap in gaps)
+    return mean if together > 0.05 * len(gaps) else statistics.median(gaps)
+
+
+def longest(engine: EngineFacts) -> int | None:
+    """The longest prompt to send, in tokens: a prompt is made of words, so its length is known within a few percent."""
+    return None if engine.max_model_len is None else max(1, int(0.92 * engine.max_model_len) - 80)
+
+
 def _carried(times: Sequence[float], at: float) -> int:
-    """Which of another's tokens came of the step that ended a prompt whose first token came at `at`: the nearest or the
-    one before, whichever took longer (a first token takes the host longer than another)."""
+    """Which of another's tokens came of the step that ended a prompt whose first token came at `at`: the nearest, or
+    the one before where that had the long gap and is hardly further (a first token takes the host longer than others).
+    """
+    gaps = [b - a for a, b in pairwise(times)]
+    usual = statistics.median(gaps)
     nearest = min(range(len(times)), key=lambda i: abs(times[i] - at))
-    if nearest < 2 or times[nearest] - times[nearest - 1] >= times[nearest - 1] - times[nearest - 2]:
-        return nearest
-    return nearest - 1
+    before = nearest - 1
+    if before > 0 and abs(times[before] - at) < usual and gaps[before] < FULL * usual < gaps[before - 1]:
+        return before
+    return nearest
 
 
 def _tokens_at(stream: Stream, at: float) -> int:
