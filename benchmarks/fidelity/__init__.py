@@ -1,0 +1,1 @@
+"""How near the simulator comes to runs of real engines."""
