@@ -71,7 +71,7 @@ def simulate(
     delay: Callable[[int], float] | None = None,
     **fields: object,
 ) -> Cluster:
-    given_settings = {"num_blocks": 100, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 512} | fields
+    given_settings = {"num_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 512} | fields
     engine = EngineSettings(**given_settings)  # type: ignore[arg-type]
 
     def make(listener: Listener, i: int) -> EngineModel:

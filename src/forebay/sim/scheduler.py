@@ -226,6 +226,9 @@ class Scheduler:
                 hit = lost = 0
                 tokens = total - job.computed
                 need = -(-total // size) - lease.blocks
+                if need + self._keep_free > pool.free:
+                    self.blocked = True
+                    return
             else:
                 hit, lost = pool.hit(lease, total)
                 tokens = min(total - hit * size, budget)
