@@ -22,7 +22,7 @@ async def facts(session: Session, model: str) -> tuple[EngineFacts, list[str]]:
     found = EngineFacts(model=model, max_model_len=await _context_of(session, model))
     version = await _json(session, "/version")
     metrics = await page(session, "/metrics")
-    if isinstance(version.get("version"), str) or "\nvllm:" in metrics:
+    if isinstance(version.get("version"), str) or "vllm:" in metrics:
         cache = cache_config(metrics)
         said = _text(version.get("version"))
         block, tokens = cache.get("block_size"), cache.get("kv_tokens")

@@ -26,6 +26,7 @@ SHORT: Final = 16
 """Prompt tokens of a batch whose context should not matter."""
 LONG: Final = 1024
 """Likewise where it should, at most."""
+MIDDLE: Final = 256
 TOKENS: Final = 24
 """Answer tokens of a batch that decodes."""
 RIPE: Final = 4
@@ -89,7 +90,7 @@ class Sweep:
     async def run(self, points: Sequence[Point]) -> None:
         """Measure each point in turn, again and again until the time is over."""
         failed: dict[Point, int] = {}
-        while self.rounds < MAX_ROUNDS and monotonic() < self.ends:
+        while not self.rounds or (self.rounds < MAX_ROUNDS and monotonic() < self.ends):
             for point in points:
                 if failed.get(point, 0) >= TRIES:
                     continue
@@ -210,12 +211,14 @@ def points_for(engine: EngineFacts, max_prompt: int, max_batch: int) -> list[Poi
     lengths = [p for p in PROMPTS if p < room] + [room]
     batches = [n for n in BATCHES if n < most] + [most]
     kv = engine.kv_tokens
-    long = min(LONG, room)
-    fits = [n for n in (1, most) if not kv or n * (long + TOKENS + 2 * n) < 0.9 * kv]
-    decode = [Point("decode", n, SHORT) for n in batches if not kv or n * (SHORT + TOKENS + 2 * n) < 0.9 * kv]
-    decode += [Point("decode", n, long) for n in dict.fromkeys(fits)]
+    some = dict.fromkeys((1, (most + 1) // 2, most))
+    decode = [Point("decode", n, SHORT) for n in batches]
+    decode += [
+        Point("decode", n, context) for context in dict.fromkeys((min(LONG, room), min(MIDDLE, room))) for n in some
+    ]
+    decode = [p for p in decode if not kv or p.n * (p.context + TOKENS + 2 * p.n) < 0.9 * kv]
     prefill = [Point("prefill", prompt=p) for p in lengths]
-    beside = [n for n in dict.fromkeys((most - 1, (most + 1) // 2)) if n]
+    beside = [n for n in dict.fromkeys((most - 1, (most + 1) // 2)) if 0 < n < most]
     sizes = dict.fromkeys(p for p in (64, 256, min(1024, room), room) if p <= room)
     mixed = [Point("mixed", n, SHORT, p) for p in sizes for n in beside]
     out: list[Point] = []
