@@ -59,7 +59,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.folder.name
+        """Its folder's; where a recorder calls all folders vllm, that of those around it."""
+        folder = self.folder
+        return f"{folder.parent.parent.name}-{folder.parent.name}" if folder.name == "vllm" else folder.name
 
     @property
     def dataset(self) -> str | None:
@@ -69,10 +71,10 @@ class Run:
     def option(self, name: str, *sections: str) -> Any:
         """An engine argument: as vLLM resolved it, else as it was asked for; None where neither says."""
         for section in sections:
-            at = self.meta
+            at: Any = self.meta
             for key in section.split("."):
-                at = at.get(key) if isinstance(at.get(key), dict) else {}
-            if at.get(name) is not None:
+                at = at.get(key) if isinstance(at, dict) else None
+            if isinstance(at, dict) and at.get(name) is not None:
                 return at[name]
         return self.meta["engine_kwargs"].get(name)
 
@@ -83,7 +85,8 @@ def find_runs(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise BenchError(f"{path}: is neither a run (meta.json, requests.jsonl, timeseries.csv) nor a folder of runs")
-    found = sorted(p.parent for p in path.rglob("requests.jsonl"))
+    # ** does not follow links to folders, * does
+    found = sorted({p.parent for form in ("*/requests.jsonl", "**/requests.jsonl") for p in path.glob(form)})
     if not found:
         raise BenchError(f"{path}: holds no run; a run is a folder with meta.json, requests.jsonl and timeseries.csv")
     return found
@@ -94,7 +97,7 @@ def read_run(folder: Path) -> Run:
     meta = _read_meta(folder / "meta.json")
     path = folder / "requests.jsonl"
     data = _bytes(path)
-    return Run(folder.resolve(), meta, _requests(path, data), _ticks(folder / "timeseries.csv"), _sha(data))
+    return Run(folder.absolute(), meta, _requests(path, data), _ticks(folder / "timeseries.csv"), _sha(data))
 
 
 def _sha(data: bytes) -> str:

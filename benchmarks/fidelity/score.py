@@ -78,8 +78,3 @@ def _statistic(values: Sequence[float], name: str) -> float:
     if name == "mean":
         return float(np.mean(values))
     return float(np.percentile(values, int(name[1:])))
-
-
-def worst(figures: Sequence[Figure]) -> Figure:
-    """The one that comes nearest to its bar, or goes furthest over it."""
-    return max(figures, key=lambda f: abs(f.error) / f.bar)

@@ -12,7 +12,7 @@ from benchmarks.fidelity.runs import Run, whole
 from forebay.hardware.bundle import read_meta
 from forebay.hardware.catalogue import UnknownGpu, UnknownModel, find_gpu, find_model, kv_capacity_tokens
 from forebay.hardware.csvtable import BadProfile
-from forebay.hardware.shapes import Gpu, ModelShape
+from forebay.hardware.shapes import Gpu, ModelShape, dtype_name
 from forebay.sim.settings import EngineSettings
 
 _CACHE = "resolved_config.cache_config"
@@ -56,8 +56,7 @@ def gpu_name(run: Run, profiles: Path | None) -> str:
     if isinstance(device, str):
         fits = [f for f in folders if plain(f) in plain(device)]
         return max(fits, key=len) if fits else device
-    parts = [p.name for p in (run.folder, *run.folder.parents) if p.name]
-    for part in parts:
+    for part in (p.name for p in (run.folder, *run.folder.parents[:2])):
         fits = [f for f in folders if plain(part).startswith(plain(f))]
         if fits:
             return max(fits, key=len)
@@ -83,17 +82,34 @@ def tables_folder(run: Run, profiles: Path, gpu: str) -> Path:
         )
         raise BenchError(f"{profiles}: has no tables of {gpu}; found {there}")
     wanted = str(run.meta["model"])
-    found: dict[Path, str] = {}
+    dtype, kv_dtype = _dtypes(run)
+    variant = dtype if kv_dtype == "auto" else f"{dtype}-kv{kv_dtype}"
+    found: list[tuple[bool, bool, Path, str]] = []
     for path in sorted(root.rglob("meta.yaml")):
         try:
-            found[path.parent] = str(read_meta(path.parent).get("model"))
+            meta = read_meta(path.parent)
         except BadProfile as e:
             raise BenchError(str(e)) from e
-    for same in (lambda m: m == wanted, lambda m: plain(m.rpartition("/")[2]) == plain(wanted.rpartition("/")[2])):
-        fits = [p for p, model in found.items() if same(model)]
-        if fits:
-            return fits[0]
-    raise BenchError(f"{root}: has no tables of {wanted}; found {', '.join(sorted(set(found.values()))) or 'none'}")
+        model = str(meta.get("model"))
+        found.append((model != wanted, meta.get("variant") != variant, path.parent, model))
+    short = plain(wanted.rpartition("/")[2])
+    fits = [row for row in found if plain(row[3].rpartition("/")[2]) == short]
+    if not fits:
+        there = ", ".join(sorted({model for *_, model in found})) or "none"
+        raise BenchError(f"{root}: has no tables of {wanted}; found {there}")
+    return min(fits)[2]
+
+
+def _dtypes(run: Run) -> tuple[str, str]:
+    """Of the weights, as the model is published where the run does not say, and of the KV cache ("auto": the same)."""
+    shape = _shape(run)
+    given = str(run.option("dtype", _MODEL) or "auto")
+    kv_dtype = str(run.option("cache_dtype", _CACHE) or run.option("kv_cache_dtype") or "auto")
+    try:
+        dtype = dtype_name(given) if given != "auto" else shape.dtype if shape else "bf16"
+        return dtype, kv_dtype if kv_dtype == "auto" else dtype_name(kv_dtype)
+    except ValueError as e:
+        raise BenchError(f"{run.folder / 'meta.json'}: {e}") from e
 
 
 def _shape(run: Run) -> ModelShape | None:
@@ -133,8 +149,7 @@ def describe(run: Run, gpu: str) -> Setup:
     seqs = number("max_num_seqs", 256, _SCHEDULER)
     budget = number("max_num_batched_tokens", 2048, _SCHEDULER)
     size = number("block_size", 16, "kv_cache", _CACHE)
-    kv_dtype = str(run.option("kv_cache_dtype") or run.option("cache_dtype", _CACHE) or "auto")
-    dtype = str(run.option("dtype") or run.option("dtype", _MODEL) or "auto").removeprefix("torch.")
+    dtype, kv_dtype = _dtypes(run)
     blocks = run.option("num_gpu_blocks", "kv_cache", _CACHE)
     if blocks is None:
         utilisation = run.option("gpu_memory_utilization", "kv_cache", _CACHE) or 0.9
@@ -142,7 +157,8 @@ def describe(run: Run, gpu: str) -> Setup:
         notes.append(f"KV blocks are not recorded: {blocks:,} by forebay.hardware.catalogue.kv_capacity_tokens")
     if run.meta.get("resolved_config") is None:
         notes.append("resolved_config is not recorded: vLLM's defaults stand for what engine_kwargs leaves out")
-    context = number("max_model_len", shape.max_context if shape else 131_072, _MODEL)
+    longest = max(r.prompt_tokens + r.output_tokens for r in run.requests)
+    context = number("max_model_len", max(shape.max_context if shape else 0, longest), _MODEL)
 
     def flag(name: str, *sections: str) -> bool:
         value = run.option(name, *sections)
@@ -194,7 +210,7 @@ def _blocks(
             card,
             tp=tp,
             ep=ep,
-            dtype=None if dtype == "auto" else dtype,
+            dtype=dtype,
             kv_dtype=kv_dtype,
             utilisation=utilisation,
             max_num_batched_tokens=budget,

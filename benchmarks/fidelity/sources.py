@@ -19,7 +19,7 @@ from forebay.hardware.profiles import resolve
 from forebay.hardware.steptime import StepTime
 
 SOURCES = ("tables", "aiconfigurator")
-_TOGETHER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_TOGETHER = tuple(1 << i for i in range(14))
 
 
 class Skipped(Exception):
@@ -55,6 +55,7 @@ def step_times(source: str, run: Run, setup: Setup, profiles: Path, *, skew: boo
 def _together(folder: Path, setup: Setup) -> Callable[[float], float]:
     """One token beside those of k - 1 other replicas costs what k tokens together do, and a constant."""
     model, gpu = find_model(setup.model), find_gpu(setup.gpu)
+    axis: list[float] = list(_TOGETHER)
     experts = []
     for k in _TOGETHER:
         steps = load_tables(folder, tp=setup.tp, dp=k, ep=setup.ep, pad=(), skew=False)
@@ -62,7 +63,7 @@ def _together(folder: Path, setup: Setup) -> Callable[[float], float]:
     ranks = Ranks(setup.tp, setup.dp, setup.ep)
 
     def seconds(tokens: float) -> float:
-        return at(_TOGETHER, experts, tokens) + step_seconds(model, gpu, ranks, tokens / setup.dp)
+        return at(axis, experts, tokens) + step_seconds(model, gpu, ranks, tokens / setup.dp)
 
     return seconds
 
