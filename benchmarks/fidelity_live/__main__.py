@@ -162,7 +162,7 @@ def compare(engine: str, runs: dict[str, list[Run]], rates: dict[str, float], sa
 def main() -> int:
     engines = env_names("ENGINES", ["vllm"], list(ENGINES))
     repeats = env_int("RUNS", 5)
-    count = env_int("REQUESTS", 200, least=20)
+    count = env_int("REQUESTS", 150, least=20)
     seconds = env_int("CALIBRATE_SECONDS", 120, least=10)
     core, client_core = two_cores()
     os.sched_setaffinity(0, {client_core})
