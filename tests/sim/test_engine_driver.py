@@ -93,16 +93,15 @@ def test_at_a_hundred_times_the_speed_a_long_answer_takes_a_moment() -> None:
 
 def test_an_engine_that_this_machine_cannot_keep_up_with_is_slower_and_does_not_hold_the_loop() -> None:
     async def story(driver: Driver) -> None:
-        ear = Ear(1, 5_000)
+        ear = Ear(1, 100_000)
         driver.submit(ear)
-        longest = 0.0
+        turns = 0
         while not ear.done.is_set():
-            before = time.monotonic()
+            turns += 1
             await asyncio.sleep(0)
-            longest = max(longest, time.monotonic() - before)
-        assert ear.tokens == 5_000
+        assert ear.tokens == 100_000
         assert driver.lag > 0
-        assert longest < 2.0  # all of it takes longer by far than 5,000 steps of a nanosecond
+        assert turns > 3  # though by the model's clock all of it was overdue at once
 
     run(story, ROOMY, RateStepTime(decode_rate=1e9, prefill_rate=1e9))
 
@@ -194,7 +193,9 @@ def test_whoever_stays_gets_every_token_whatever_is_preempted(
             else:
                 ears.append(ear)
         await asyncio.gather(*(ear.done.wait() for ear in ears))
-        while driver.engine.running or driver.engine.waiting:
+        for _ in range(2000):  # those that left go at the end of a step
+            if not driver.engine.running + driver.engine.waiting:
+                break
             await asyncio.sleep(0.001)
         assert all(ear.tokens == ear.job.output_tokens for ear in ears)
         assert driver.engine.kv_usage == 0.0
