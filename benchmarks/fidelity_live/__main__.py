@@ -63,8 +63,10 @@ def _at(ordered: Sequence[float], share: float) -> float:
 
 
 def knee(steps: FittedStepTime, count: int, max_prompt: int) -> float:
-    """Requests a second at which the predicted P99 of TTFT is the SLO."""
+    """Requests a second at which the predicted P99 of TTFT is the SLO. Raises BenchError where there is none."""
     low, high = 0.01, 1_000.0
+    if (alone := figures(predict(workload(low, count, max_prompt), steps))["TTFT P99"]) > SLO:
+        raise BenchError(f"this engine's P99 of TTFT is over {SLO:g} s at any rate: {alone:.2f} s where it is idle")
     for _ in range(30):
         rate = (low * high) ** 0.5
         if figures(predict(workload(rate, count, max_prompt), steps))["TTFT P99"] > SLO:

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
+from forebay.api import openai
 from forebay.plan.load import TIMER_STEP, WORDS, Load, Plan, _Shot
 from forebay.plan.target import LoadError, Target, _Whole
+from forebay.wire.sse import data_of
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
 
@@ -169,10 +171,12 @@ class _Timed(_Shot):
         self.stream = Stream(began)
 
     def _event(self, event: bytes, now: float) -> bool:
-        before = self._load.result.prompt_tokens
-        go_on = super()._event(event, now)
-        self.stream.prompt_tokens += self._load.result.prompt_tokens - before
-        return go_on
+        if b'"usage"' in event and (data := data_of(event)) is not None:
+            found = openai.chunk(data)
+            # llama.cpp has it beside the last choice, vLLM in an event of its own.
+            if found is not None and found.usage is not None and found.usage.prompt_tokens is not None:
+                self.stream.prompt_tokens = found.usage.prompt_tokens
+        return super()._event(event, now)
 
     def _content(self, now: float, n: int) -> None:
         super()._content(now, n)
