@@ -5,8 +5,9 @@
 
 `n` sequences decode beside chunks of prefill; `tokens` and `context` in the sums are a chunk's. The curve is the cost
 of everything that sees the batch's tokens as one matrix (linear layers, norms) and of the host's own work a step:
-straight between its points, beyond the last one on with the last slope. Attention is linear in the pairs of query and key: one
-query a decoding sequence over its context, `tokens` queries over `context + tokens / 2` keys on average in a chunk.
+straight between its points, beyond the last one on with the last slope. Attention is linear in the pairs of query and
+key: one query a decoding sequence over its context, `tokens` queries over `context + tokens / 2` keys on average in a
+chunk.
 """
 
 from __future__ import annotations
