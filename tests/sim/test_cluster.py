@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forebay.hardware.steptime import Chunk
 from forebay.policy.placement import RoundRobin
-from forebay.sim.cluster import REFUSE, Cluster, LeastRequests, Monitor, PassThrough, Policy
+from forebay.sim.cluster import REFUSE, Cluster, Immediate, LeastRequests, Monitor, PassThrough, Policy
 from forebay.sim.engine import EngineModel
 from forebay.sim.jobs import Listener
 from forebay.sim.results import Outcome
@@ -33,7 +33,7 @@ class Steps:
         return 0.01 + 0.001 * sum(chunk.tokens for chunk in chunks)
 
 
-class Story:
+class Story(Immediate):
     """A policy that writes down what it sees, and refuses the requests of a tenant."""
 
     def __init__(self, inner: Policy, refuse: str = "") -> None:
@@ -49,9 +49,9 @@ class Story:
         self.told.append((now, "first", row))
         self.inner.on_first_token(row, engine, now)
 
-    def on_end(self, row: int, engine: int, now: float) -> None:
+    def on_end(self, row: int, engine: int, now: float, tokens: int) -> None:
         self.told.append((now, "end", row))
-        self.inner.on_end(row, engine, now)
+        self.inner.on_end(row, engine, now, tokens)
 
 
 def never(now: float, arrived: int, ended: int) -> bool:

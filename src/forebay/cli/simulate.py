@@ -49,7 +49,9 @@ def command(
         str | None,
         typer.Option(metavar="PATH", help="Step times: a folder of measured tables, or what calibrate wrote."),
     ] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME[,…]", help="none: pass every request on at once.")] = "none",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME[,…]", help="none: pass every request on at once; admission: keep promises.")
+    ] = "none",
     placement: Annotated[str, typer.Option(metavar="NAME[,…]", help="round_robin or least_requests.")] = "round_robin",
     batching: Annotated[
         str | None, typer.Option(metavar="NAME[,…]", help="continuous, dynamic or static. [default: continuous]")

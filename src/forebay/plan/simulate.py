@@ -14,10 +14,15 @@ from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import forebay
+from forebay.config.models import Class
 from forebay.errors import shown
 from forebay.hardware.steptime import OutOfProfile, StepTime
 from forebay.plan.simulate_hardware import GPU, MODEL, Hardware, HardwareError, Wanted, find_hardware
+from forebay.policy.engine_books import Facts
 from forebay.policy.placement import RoundRobin
+from forebay.policy.rules import Rules
+from forebay.policy.ttft import PrefillPrior
+from forebay.sim.admitted import Admitted
 from forebay.sim.cluster import Cluster, LeastRequests, Monitor, PassThrough, Policy
 from forebay.sim.engine import EngineModel
 from forebay.sim.jobs import Listener
@@ -28,7 +33,7 @@ from forebay.sim.workloads.transforms import Limited, Sped
 
 FORMAT: Final = 1
 """Of the JSON result; goes up when a key changes its meaning or goes."""
-POLICIES: Final = ("none",)
+POLICIES: Final = ("none", "admission")
 PLACEMENTS: Final = ("round_robin", "least_requests")
 MOST_RUNS: Final = 64
 """Side by side."""
@@ -123,6 +128,8 @@ def _check(setup: Setup) -> None:
             raise SimulateError(f"{option} must be more than 0, not {value:g}")
     if setup.limit is not None:
         need("limit", setup.limit, 1)
+    if setup.policy == "admission" and setup.decode_engines:
+        raise SimulateError("policy admission does not know prefill and decode engines apart; leave decode_engines out")
     slo = setup.slo
     for option, value in (("slo-ttft", slo.ttft), ("slo-ttft-per-1k", slo.per_1k), ("slo-tpot", slo.tpot)):
         if not value >= 0 or (option != "slo-tpot" and not isfinite(value)):
@@ -150,7 +157,7 @@ def simulate(setup: Setup, monitor: Monitor = lambda now, arrived, ended: False)
     cluster = Cluster(
         make,
         engines,
-        _policy(setup),
+        _policy(setup, ready),
         max_model_len=ready.settings.max_model_len,
         patience=setup.patience,
         until=setup.duration,
@@ -189,7 +196,17 @@ def document(setups: Sequence[Setup], runs: Sequence[dict[str, Any]], *, interru
     }
 
 
-def _policy(setup: Setup) -> Policy:
+def _policy(setup: Setup, ready: Ready) -> Policy:
+    if setup.policy == "admission":
+        settings = ready.settings
+        facts = Facts(
+            kv_tokens=settings.kv_tokens,
+            block_size=settings.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            prefill=PrefillPrior.of(ready.steps, settings.max_num_batched_tokens),
+        )
+        slo = setup.slo
+        return Admitted(Rules(ttft=dict.fromkeys(Class, slo.ttft), tpot=slo.tpot), [facts] * setup.engines)
     if setup.placement == "least_requests":
         return LeastRequests(setup.engines)
     return PassThrough(RoundRobin(), setup.engines)

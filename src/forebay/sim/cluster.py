@@ -10,7 +10,7 @@ A finished request leaves a row of numbers behind (`forebay.sim.results`), no ob
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Final, Protocol
@@ -25,6 +25,8 @@ from forebay.sim.workload import Ask
 
 REFUSE: Final = -1
 """A policy's answer for a request that goes to no engine."""
+WAIT: Final = -2
+"""For one that goes later: `Policy.due` says when, and where to."""
 LOOK: Final = 1_024
 """Arrivals between two calls of the monitor."""
 
@@ -40,23 +42,55 @@ class Engine(Sampled, Protocol):
     def release(self, job: Job, now: float) -> None: ...
     def due(self) -> float: ...
     def advance(self, now: float) -> None: ...
+    def delivered(self, job: Job) -> int: ...
 
 
 class Policy(Protocol):
     """What decides over requests. `row` names a request in all three; times never go backward."""
 
+    report_every: float
+    """Seconds between two looks at the engines; infinite: none."""
+
     def on_arrival(self, ask: Ask, row: int, now: float) -> int:
-        """The number of the engine that gets it, or REFUSE."""
+        """The number of the engine that gets it, REFUSE or WAIT."""
+        ...
+
+    def due(self, now: float) -> Sequence[tuple[int, int]]:
+        """Rows that waited, and the engine that each goes to now, or REFUSE."""
+        ...
+
+    def next_due(self) -> float:
+        """When to ask `due` if nothing else happens; infinite: never."""
         ...
 
     def on_first_token(self, row: int, engine: int, now: float) -> None: ...
 
-    def on_end(self, row: int, engine: int, now: float) -> None:
-        """It left the engine: finished, refused by it, or its client gone."""
+    def on_end(self, row: int, engine: int, now: float, tokens: int) -> None:
+        """It left the engine, or (engine -1) those who wait: finished, refused, or its client gone. `tokens`: how many
+        it got."""
+        ...
+
+    def on_report(self, engine: int, model: Engine, jobs: Mapping[int, Job], now: float) -> None:
+        """A look at an engine; `jobs`: those in flight anywhere, by row."""
         ...
 
 
-class PassThrough:
+class Immediate:
+    """For policies that know at once, and never look."""
+
+    report_every = inf
+
+    def due(self, now: float) -> Sequence[tuple[int, int]]:
+        return ()
+
+    def next_due(self) -> float:
+        return inf
+
+    def on_report(self, engine: int, model: Engine, jobs: Mapping[int, Job], now: float) -> None:
+        return
+
+
+class PassThrough(Immediate):
     """The policy `none`: every request goes on at once, to the engine that `placement` chooses."""
 
     def __init__(self, placement: Placement, engines: int) -> None:
@@ -69,10 +103,10 @@ class PassThrough:
 
     def on_first_token(self, row: int, engine: int, now: float) -> None: ...
 
-    def on_end(self, row: int, engine: int, now: float) -> None: ...
+    def on_end(self, row: int, engine: int, now: float, tokens: int) -> None: ...
 
 
-class LeastRequests:
+class LeastRequests(Immediate):
     """The policy `none`, placed where the fewest requests run and wait; among equals, in turn. State: a count and a
     turn."""
 
@@ -93,7 +127,7 @@ class LeastRequests:
 
     def on_first_token(self, row: int, engine: int, now: float) -> None: ...
 
-    def on_end(self, row: int, engine: int, now: float) -> None:
+    def on_end(self, row: int, engine: int, now: float, tokens: int) -> None:
         self._counts[engine] -= 1
 
     def __repr__(self) -> str:
@@ -112,9 +146,11 @@ class Recorder:
         "ended",
         "finished",
         "gaps",
+        "jobs",
         "last",
         "moves",
         "requests",
+        "waiting",
     )
 
     def __init__(self, policy: Policy, decoders: Decoders | None) -> None:
@@ -128,6 +164,10 @@ class Recorder:
         self.moves: list[Job] = []
         """Prefilled and held for a decode engine, or fetched by one."""
         self.decoders = decoders
+        self.waiting: dict[int, Job] = {}
+        """Those that the policy holds back, by row."""
+        self.jobs: dict[int, Job] = {}
+        """Those on an engine, where the policy looks."""
         self._policy = policy
         self._scheduled = self.requests.scheduled
         self._first = self.requests.first
@@ -157,20 +197,21 @@ class Recorder:
         if self.requests.outcome[job.tag]:
             return
         self.finished += 1
-        self.end(job.tag, Outcome.FINISHED, at)
+        self.end(job.tag, Outcome.FINISHED, at, job.output_tokens)
 
     def on_preempt(self, job: Job, at: float) -> None:
         self.requests.preemptions[job.tag] += 1
 
-    def end(self, row: int, outcome: Outcome, at: float) -> None:
+    def end(self, row: int, outcome: Outcome, at: float, tokens: int = 0) -> None:
         requests = self.requests
         requests.end[row] = at
         requests.outcome[row] = outcome
         self.ended += 1
         if at > self.last:
             self.last = at
-        if (engine := requests.engine[row]) >= 0:
-            self._policy.on_end(row, engine, at)
+        self.jobs.pop(row, None)
+        if (engine := requests.engine[row]) >= 0 or self.waiting.pop(row, None) is not None:
+            self._policy.on_end(row, engine, at, tokens)
         if self.decoders is not None:
             self.decoders.ended(row)
 
@@ -220,6 +261,7 @@ class Cluster:
         self._leaving: deque[tuple[float, Job]] = deque()  # in order, since all are equally patient
         self._delay = delay
         self._coming: list[tuple[float, int, Job]] = []  # a heap of those on their way to their engine
+        self._look_at = policy.report_every
 
     def run(self, workload: Iterable[Ask]) -> None:
         """Simulate until everything is done, `until` has come or the monitor says stop."""
@@ -240,7 +282,12 @@ class Cluster:
                 return
         now = 0.0
         while record.ended < len(requests) and not self.stopped and now < self._until:
-            now = min(self._heap[0][0] if self._heap else inf, self._coming[0][0] if self._coming else inf, self._until)
+            now = min(
+                self._heap[0][0] if self._heap else inf,
+                self._coming[0][0] if self._coming else inf,
+                max(now, self._policy.next_due()),
+                self._until,
+            )
             if now == inf:
                 break
             self._pass(now)
@@ -251,21 +298,42 @@ class Cluster:
         if ask.prompt_tokens + ask.output_tokens > self._max_model_len:
             record.end(row, Outcome.TOO_LONG, now)
             return
-        i = self._policy.on_arrival(ask, row, now)
-        if i < 0:
-            record.end(row, Outcome.REFUSED, now)
-            return
-        record.requests.engine[row] = i
         job = Job(
             ask.prompt_tokens, ask.output_tokens, arrival=now, priority=ask.priority, prefix=ask.prefix,
             keeps=ask.keeps, hold=self._decoders is not None and ask.output_tokens > 1, tag=row,
         )  # fmt: skip
+        i = self._policy.on_arrival(ask, row, now)
+        if i == WAIT:
+            record.waiting[row] = job
+        elif i == REFUSE:
+            record.end(row, Outcome.REFUSED, now)
+            return
         if self._patience < inf:
             self._leaving.append((now + self._patience, job))
+        if i >= 0:
+            self._send(i, job, now)
+        self._go_on(now)
+
+    def _send(self, i: int, job: Job, now: float) -> None:
+        row = job.tag
+        self.record.requests.engine[row] = i
+        if self._look_at < inf:
+            self.record.jobs[row] = job
         if self._delay is None:
             self._submit(i, job, now)
         else:
-            heappush(self._coming, (now + self._delay(ask.prompt_tokens), row, job))
+            heappush(self._coming, (now + self._delay(job.prompt_tokens), row, job))
+
+    def _go_on(self, now: float) -> None:
+        """Those who waited and need not any more."""
+        while self._policy.next_due() <= now:
+            waiting = self.record.waiting
+            for row, i in self._policy.due(now):
+                job = waiting.pop(row)
+                if i >= 0:
+                    self._send(i, job, now)
+                else:
+                    self.record.end(row, Outcome.REFUSED, now)
 
     def _submit(self, i: int, job: Job, now: float) -> bool:
         """Whether engine i takes it; else its row is closed."""
@@ -297,6 +365,9 @@ class Cluster:
                 other = self._leaving[0][0]
             if self._coming and self._coming[0][0] < other:
                 other = self._coming[0][0]
+            waking = min(self._policy.next_due(), self._look_at)
+            if waking < other:
+                other = waking
             if at <= other:
                 if at > now:
                     return
@@ -308,8 +379,13 @@ class Cluster:
                     self._schedule(i)
                     if moves:
                         self._hand_over(at)
+                    self._go_on(at)
             elif other > now:
                 return
+            elif waking == other:
+                if self._look_at == other:
+                    self._look(other)
+                self._go_on(other)
             elif self._coming and self._coming[0][0] == other:
                 _, row, job = heappop(self._coming)
                 if not self.record.requests.outcome[row]:
@@ -349,12 +425,20 @@ class Cluster:
             return
         part = self._decoders.of(row) if self._decoders is not None else None
         i = requests.engine[row]
+        if i < 0:
+            self.record.end(row, Outcome.ABANDONED, now)
+            return
         if part is not None:
             self._release(part, now)
             i, job = part.decode, part.job
         self.engines[i].cancel(job, now)
-        self.record.end(row, Outcome.ABANDONED, now)
+        self.record.end(row, Outcome.ABANDONED, now, job.generated)
         self._schedule(i)
+
+    def _look(self, now: float) -> None:
+        for i, engine in enumerate(self.engines):
+            self._policy.on_report(i, engine, self.record.jobs, now)
+        self._look_at = now + self._policy.report_every
 
     def _sample(self, now: float) -> None:
         record = self.record

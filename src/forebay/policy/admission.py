@@ -1,0 +1,398 @@
+"""Now, later or not at all: the decision over every request, and on which engine.
+
+A request goes to an engine when four things hold there: its concurrency cap has a place; the predicted peak of the KV
+cache with it stays under its class's ceiling (`kv`); the bound on its time to first token keeps its promise (`ttft`);
+and the engine has little prefill ahead of what it computes, so that what waits is waiting here, where classes and
+tenants are told apart. `vip` need not heed the last. Otherwise it waits (`queue`), if the promise can still be kept;
+and if it cannot, it is refused at once, with its own place in the drain as Retry-After.
+
+Pure: time is an argument, equal calls give equal decisions. The gateway and the simulator use the same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from math import exp, inf
+from typing import Final, NamedTuple
+
+from forebay.policy.asks import Ask, Class, Stage
+from forebay.policy.engine_books import EngineBooks, Facts, Report
+from forebay.policy.lengths import Lengths
+from forebay.policy.queue import WaitingRoom
+from forebay.policy.rules import Rules
+
+MAX_RETRY: Final = 60.0
+MOST_ROOMS: Final = 1_024
+LOOK_EVERY: Final = 0.02
+"""Seconds until those who wait are looked at again where nothing else happens."""
+
+
+class Admit(NamedTuple):
+    engine: str
+    bound: float
+    """Seconds from now within which its first token comes, as the predictor promises."""
+
+
+class Wait(NamedTuple):
+    position: int
+    expected: float
+    """Seconds until its first token."""
+
+
+class Refuse(NamedTuple):
+    reason: str
+    retry_after: float
+    """Seconds."""
+    waited: bool = False
+    """It had been told to wait."""
+
+
+Decision = Admit | Wait | Refuse
+
+
+class Quote(NamedTuple):
+    """What would be promised now; nothing is decided."""
+
+    engine: str
+    ttft: float
+    """Bound, seconds."""
+    now: bool
+    """Whether it would go at once."""
+
+
+class Admission:
+    """Mutable state: the books of each engine, a room of those who wait for each model, the length statistics, the
+    drain."""
+
+    def __init__(self, rules: Rules, engines: Mapping[str, Facts]) -> None:
+        self.rules = rules
+        self.lengths = Lengths()
+        self.rooms: dict[str, WaitingRoom] = {}
+        self.books = {name: EngineBooks(name, facts, rules, self.lengths) for name, facts in engines.items()}
+        self.drain = Drain()
+        self._look_at = inf
+        self._turn = 0
+        self._put_out: list[tuple[Ask, Decision]] = []
+        self._unseen: list[tuple[float, int, Ask]] = []  # when the first token of answers read whole is presumed
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def quote(self, ask: Ask, now: float) -> Quote:
+        found = self._place(ask, ask.cls, now)
+        if found is not None:
+            return Quote(found[0].name, found[1], True)
+        books = self._candidates(ask)
+        if not books:
+            return Quote("", inf, False)
+        wait = self._wait(books, self._tokens_ahead(ask))
+        best = min(books, key=lambda b: b.bound(ask, now))
+        return Quote(best.name, wait + best.bound(ask, now), False)
+
+    def offer(self, ask: Ask, now: float) -> Decision:
+        """The decision over a new request. Whoever had to leave the room for it is told of by `due`."""
+        books = self._candidates(ask)
+        if not books:
+            ask.stage = Stage.ENDED
+            return Refuse("no_engine", 1.0)
+        ask.deadline = min(ask.deadline, ask.arrival + self.rules.wait)
+        if not self._ahead(ask) and (ask.cls is not Class.LOW or any(b.idle(now) for b in books)):
+            found = self._place(ask, ask.cls, now)
+            if found is not None:
+                return self._admit(ask, *found, now)
+        reason = self._shed(ask, books)
+        if reason is None:
+            best = min(books, key=lambda b: b.bound(ask, now))
+            expected = self._wait(books, self._tokens_ahead(ask)) + best.bound(ask, now)
+            left = best.promise(ask) - (now - ask.arrival)
+            if expected > left and ask.cls is not Class.LOW:
+                reason = "slo"
+            else:
+                room = self._room(ask)
+                put = room.put(ask, now)
+                for gone in put.evicted:
+                    self._put_out.append((gone, self._refuse(gone, "evicted", now, waited=True)))
+                if put.accepted:
+                    ask.stage = Stage.WAITING
+                    self._look_at = now if put.evicted else min(self._look_at, now + LOOK_EVERY)
+                    return Wait(room.position(ask), expected)
+                reason = put.reason or "queue_full"
+        return self._refuse(ask, reason, now)
+
+    def due(self, now: float) -> list[tuple[Ask, Decision]]:
+        """Those who waited and may go now, or must be refused."""
+        out, self._put_out = self._put_out, []
+        unseen = self._unseen
+        while unseen and unseen[0][0] <= now:
+            self._presume(heappop(unseen)[2])
+        waiting = False
+        for room in self.rooms.values():
+            if len(room):
+                self._serve(room, now, out)
+                waiting = waiting or len(room) > 0
+        self._look_at = now + LOOK_EVERY if waiting else inf
+        return out
+
+    def _serve(self, room: WaitingRoom, now: float, out: list[tuple[Ask, Decision]]) -> None:
+        out.extend((ask, self._refuse(ask, "deadline", now, waited=True)) for ask in room.expire(now))
+        while len(room):
+            head = room.head(now, idle=any(b.idle(now) for b in self.books.values()))
+            if head is None:
+                return
+            turn = room.turn(head)
+            found = self._place(head, turn, now)
+            if found is not None:
+                out.append((head, self._admit(head, *found, now)))
+                continue
+            books = self._candidates(head)
+            if turn is Class.LOW or not books:
+                return
+            best = min(books, key=lambda b: b.bound(head, now))
+            if best.bound(head, now) <= best.promise(head) - (now - head.arrival):
+                return
+            room.drop(head, now)
+            out.append((head, self._refuse(head, "slo", now, waited=True)))
+
+    def next_due(self) -> float:
+        """When to call `due` if nothing else happens; infinity: never."""
+        if self._put_out:
+            return -inf
+        due = self._look_at
+        if self._unseen and self._unseen[0][0] < due:
+            due = self._unseen[0][0]
+        return due
+
+    # --- telling -----------------------------------------------------------------------------------------------------
+
+    def on_first_token(self, ask: Ask, now: float) -> None:
+        books = self.books.get(ask.engine)
+        if books is None or ask.stage is not Stage.ADMITTED:
+            return
+        books.first_token(ask, now)
+        ask.stage = Stage.ANSWERING
+        self._stir(now)
+
+    def on_tokens(self, counts: Mapping[int, int], now: float) -> None:
+        """Tokens so far of each answer of the asks by key: coalesced, not per chunk."""
+        for books in self.books.values():
+            for key, ask in books.asks.items():
+                tokens = counts.get(key)
+                if tokens is not None and tokens != ask.produced:
+                    books.produced(ask, tokens)
+
+    def on_end(self, ask: Ask, now: float, *, tokens: int = 0, whole: bool = True) -> None:
+        """It is over, in whatever way: `tokens` of each answer came; `whole`: the answer came to its own end. Says
+        nothing of one that was never taken."""
+        stage = ask.stage
+        if stage is Stage.WAITING:
+            self._room(ask).drop(ask, now)
+        elif stage in (Stage.ADMITTED, Stage.ANSWERING):
+            ask.produced = max(tokens, ask.produced)
+            books = self.books.get(ask.engine)
+            if books is not None:
+                books.end(ask, now, whole=whole)
+            rules = self.rules.queue
+            took = rules.service(ask.prompt_tokens if stage is Stage.ANSWERING else 0, ask.produced * ask.n)
+            self._room(ask).settle(ask.tenant, ask.charged_as, ask.charged, took, ask.admitted_at)
+        ask.stage = Stage.ENDED
+        self._stir(now)
+
+    def on_report(self, engine: str, report: Report, now: float) -> None:
+        """A scrape corrects the books, never replaces them."""
+        books = self.books.get(engine)
+        if books is not None:
+            books.report(report, now)
+            self._stir(now)
+
+    def engine_gone(self, engine: str, now: float) -> list[Ask]:
+        """An engine cannot be reached any more; returns those that were on it. Their ends are still to be told."""
+        books = self.books.pop(engine, None)
+        self._stir(now)
+        return list(books.asks.values()) if books is not None else []
+
+    def engine_here(self, engine: str, facts: Facts, now: float) -> None:
+        """A new engine, or one that came back: its books begin empty."""
+        self.books[engine] = EngineBooks(engine, facts, self.rules, self.lengths)
+        self._stir(now)
+
+    def configure(self, rules: Rules, now: float) -> list[tuple[Ask, Decision]]:
+        """A reload. Those who wait stay in their order and are judged anew; returns what it does to them."""
+        self.rules = rules
+        for books in self.books.values():
+            books.configure(rules, now)
+        for room in self.rooms.values():
+            for ask in room.rejudge(rules.queue, now):
+                self._put_out.append((ask, self._refuse(ask, "reload", now, waited=True)))
+        return self.due(now)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _presume(self, ask: Ask) -> None:
+        books = self.books.get(ask.engine)
+        if books is not None and ask.stage is Stage.ADMITTED and books.asks.get(ask.key) is ask:
+            books.presumed(ask)
+            ask.stage = Stage.ANSWERING
+
+    def _stir(self, now: float) -> None:
+        if self._look_at < inf:  # somebody waits
+            self._look_at = now
+
+    def _candidates(self, ask: Ask) -> list[EngineBooks]:
+        books = self.books
+        if not ask.engines:
+            return list(books.values())
+        return [books[name] for name in ask.engines if name in books]
+
+    def _place(self, ask: Ask, cls: Class, now: float) -> tuple[EngineBooks, float] | None:
+        """The engine on which it would be answered soonest, and the bound; None where none may take it now. `cls`: in
+        whose turn."""
+        best: EngineBooks | None = None
+        best_bound = inf
+        books = self._candidates(ask)
+        turn = self._turn
+        for i in range(len(books)):
+            one = books[(turn + i) % len(books)]
+            bound = one.takes(ask, cls, now)
+            if bound < best_bound and bound <= one.promise(ask) - (now - ask.arrival):
+                best, best_bound = one, bound
+        return None if best is None else (best, best_bound)
+
+    def _admit(self, ask: Ask, books: EngineBooks, bound: float, now: float) -> Admit:
+        cls = self._room(ask).take(ask, now) if ask.stage is Stage.WAITING else ask.cls
+        ask.stage = Stage.ADMITTED
+        ask.engine = books.name
+        ask.admitted_at = now
+        ask.bound = bound
+        self.drain.passes(now, crowded=self._look_at < inf)
+        self.drain.took(ask.prompt_tokens, now)
+        books.admit(ask, now)
+        if not ask.streams:
+            heappush(self._unseen, (now + bound, ask.key, ask))
+        ask.charged_as = cls
+        ask.charged = self.rules.queue.service(ask.prompt_tokens, ask.expected)
+        self._room(ask).charge(ask.tenant, cls, ask.charged)
+        self._turn += 1
+        return Admit(books.name, bound)
+
+    def _refuse(self, ask: Ask, reason: str, now: float, *, waited: bool = False) -> Refuse:
+        ask.stage = Stage.ENDED
+        self.drain.passes(now, crowded=True)
+        rate = self._rate(self._candidates(ask) or list(self.books.values()))
+        return Refuse(reason, self.drain.slot(ask.prompt_tokens, self._room(ask).tokens, rate, now), waited)
+
+    @staticmethod
+    def _shed(ask: Ask, books: list[EngineBooks]) -> str | None:
+        """Why every engine it could go to refuses its class; None where one does not."""
+        reason = None
+        for one in books:
+            reason = one.shed.refuses(ask.cls, ask.anonymous)
+            if reason is None:
+                return None
+        return reason
+
+    def _room(self, ask: Ask) -> WaitingRoom:
+        room = self.rooms.get(ask.model)
+        if room is None:
+            if len(self.rooms) >= MOST_ROOMS:
+                for name in [n for n, r in self.rooms.items() if not len(r)]:
+                    del self.rooms[name]
+            room = self.rooms[ask.model] = WaitingRoom(self.rules.queue)
+        return room
+
+    def _ahead(self, ask: Ask) -> int:
+        """How many wait who go before this newcomer."""
+        room = self._room(ask)
+        if not len(room) or ask.cls is Class.LOW:
+            return len(room)
+        vip = room.count(Class.VIP)
+        return vip if ask.cls is Class.VIP else vip + room.count(Class.NORMAL) + room.starved
+
+    def _tokens_ahead(self, ask: Ask) -> float:
+        room = self._room(ask)
+        if not len(room) or ask.cls is Class.LOW:
+            return room.tokens
+        vip = room.tokens_of(Class.VIP)
+        return vip if ask.cls is Class.VIP else vip + room.tokens_of(Class.NORMAL)
+
+    def _rate(self, books: list[EngineBooks]) -> float:
+        """Prompt tokens a second that leave the room while somebody waits: what was seen, at most what the engines can
+        prefill."""
+        return self.drain.rate(sum(b.ttft.prefill_rate for b in books) or 1.0)
+
+    def _wait(self, books: list[EngineBooks], tokens: float) -> float:
+        return tokens / self._rate(books)
+
+    def waiting(self, cls: Class) -> tuple[int, int]:
+        """How many of the class wait, and their prompt tokens."""
+        rooms = self.rooms.values()
+        return sum(r.count(cls) for r in rooms), sum(r.tokens_of(cls) for r in rooms)
+
+    def __repr__(self) -> str:
+        return f"<Admission {[r for r in self.rooms.values() if len(r)]} {list(self.books.values())}>"
+
+
+class Drain:
+    """How fast those who wait are served, and whom it was promised to.
+
+    The rate is what was admitted while somebody waited or was refused, over that time, both forgotten exponentially;
+    at first a share of what the engines can prefill. Mutable state: those two sums, and how many prompt tokens were
+    told to come back.
+    """
+
+    SPAN: Final = 5.0
+    """Seconds after which time and tokens count 1/e."""
+    SHARE: Final = 0.7
+    """Of the engines' prefill rate: taken for the rate, for one second, before anything was seen."""
+    KEPT: Final = 0.6
+    """Of the rate, what is promised to those who are to come back: whole seconds make them come in flocks, and new
+    requests come beside them."""
+    AFTER: Final = 1.0
+    """Seconds after a refusal that count as crowded."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._at = -inf
+        self._crowded_until = -inf
+        self._promised = 0.0
+        self._promised_at = -inf
+        self._count = 0
+
+    def passes(self, now: float, *, crowded: bool) -> None:
+        """Time has gone by; `crowded`: somebody waits."""
+        if self._at == -inf:
+            self._at = now
+        passed = now - self._at
+        if passed > 0:
+            busy = min(passed, max(0.0, self._crowded_until - self._at))
+            keep = exp(-busy / self.SPAN)
+            self._tokens *= keep
+            self._seconds = self._seconds * keep + busy
+            self._at = now
+        if crowded:
+            self._crowded_until = max(self._crowded_until, now + self.AFTER)
+
+    def took(self, tokens: int, now: float) -> None:
+        """`tokens` of prompt were admitted."""
+        if now <= self._crowded_until:
+            self._tokens += tokens
+
+    def rate(self, most: float) -> float:
+        """Prompt tokens a second, at most `most`."""
+        return min(most, max(0.02 * most, (self._tokens + self.SHARE * most) / (self._seconds + 1.0)))
+
+    def slot(self, tokens: int, waiting: int, rate: float, now: float) -> float:
+        """Seconds until a refused request's own place in the drain: behind all who wait and all who were refused before
+        it. Spread by the golden ratio, so that those told the same second do not come in the same instant."""
+        self._crowded_until = max(self._crowded_until, now + self.AFTER)
+        passed = max(0.0, now - self._promised_at) if self._count else 0.0
+        self._promised = max(0.0, self._promised - passed * rate)
+        self._promised_at = max(now, self._promised_at)
+        self._count += 1
+        wait = (waiting / self.KEPT + self._promised) / rate
+        self._promised = min(self._promised + tokens / self.KEPT, MAX_RETRY * rate)
+        jitter = (self._count * 0.6180339887498949) % 1.0
+        return min(MAX_RETRY + 1, max(1.0, wait * (1.0 + 0.1 * jitter) + jitter))
+
+    def __repr__(self) -> str:
+        return f"<Drain {self._tokens:,.0f} tokens in {self._seconds:.1f} s, {self._promised:,.0f} promised>"

@@ -1,0 +1,101 @@
+"""What the policy knows of a request, and what it decided about it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from forebay.config.models import Class
+
+__all__ = ["Ask", "Class", "Stage"]
+
+
+class Stage(Enum):
+    NEW = "new"
+    WAITING = "waiting"
+    ADMITTED = "admitted"  # on an engine, no token yet
+    ANSWERING = "answering"
+    ENDED = "ended"
+
+
+class Ask:
+    """One request. The driver fills in what came with it; the rest is the policy's to write and anyone's to read.
+
+    `prompt_tokens` are counted or estimated; `max_tokens` bounds each of `n` answers, None where nothing does.
+    `deadline` is the latest moment (monotonic seconds) at which it may still be admitted. `ttft_slo` is in seconds
+    after `arrival`. `engines`: who could serve it. `streams`: its
+    first token can be seen. `tag` is the driver's.
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "anonymous",
+        "arrival",
+        "bound",
+        "charged",
+        "charged_as",
+        "cls",
+        "deadline",
+        "engine",
+        "engines",
+        "expected",
+        "key",
+        "max_tokens",
+        "model",
+        "n",
+        "produced",
+        "prompt_tokens",
+        "stage",
+        "streams",
+        "tag",
+        "tenant",
+        "ttft_slo",
+    )
+
+    def __init__(
+        self,
+        key: int,
+        *,
+        prompt_tokens: int,
+        arrival: float,
+        cls: Class = Class.NORMAL,
+        tenant: str = "",
+        model: str = "",
+        max_tokens: int | None = None,
+        n: int = 1,
+        deadline: float = float("inf"),
+        ttft_slo: float = float("inf"),
+        engines: tuple[str, ...] = (),
+        anonymous: bool = False,
+        streams: bool = True,
+        tag: Any = None,
+    ) -> None:
+        self.key = key
+        self.prompt_tokens = prompt_tokens
+        self.arrival = arrival
+        self.cls = cls
+        self.tenant = tenant
+        self.model = model
+        self.max_tokens = max_tokens
+        self.n = n
+        self.deadline = deadline
+        self.ttft_slo = ttft_slo
+        self.engines = engines
+        self.anonymous = anonymous
+        self.streams = streams
+        self.tag = tag
+        self.stage = Stage.NEW
+        self.engine = ""
+        self.admitted_at = -1.0
+        self.expected = 0.0
+        """Output tokens predicted when it was admitted."""
+        self.bound = 0.0
+        """TTFT promised when it was admitted, seconds after that."""
+        self.charged = 0.0
+        self.charged_as = cls
+        """Tokens of service its tenant was charged."""
+        self.produced = 0
+        """Output tokens so far."""
+
+    def __repr__(self) -> str:
+        return f"<Ask {self.key} {self.cls.value} {self.prompt_tokens} tokens, {self.stage.value}>"

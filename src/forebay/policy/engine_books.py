@@ -1,0 +1,198 @@
+"""What admission keeps for one engine: KV, time to first token, shedding, concurrency and the pace of prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from forebay.policy.asks import Ask, Class, Stage
+from forebay.policy.kv import KvBook
+from forebay.policy.lengths import Lengths
+from forebay.policy.rules import Rules
+from forebay.policy.shed import Shedder
+from forebay.policy.ttft import PrefillPrior, TtftBook
+
+_UNBOUNDED: Final = 1 << 40
+"""Blocks of an engine that does not say how many it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of an engine before the first request."""
+
+    kv_tokens: int | None
+    """None: not known, and no bound until a report says it."""
+    block_size: int = 16
+    max_num_seqs: int = 256
+    prefill: PrefillPrior
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What an engine says of itself. None: it does not say."""
+
+    kv_used: float | None = None
+    """Share of its KV blocks in use, 0 to 1."""
+    kv_tokens: int | None = None
+    block_size: int | None = None
+    preemptions: int | None = None
+    swapped: int | None = None
+    """Blocks, ever since it started."""
+
+
+class EngineBooks:
+    """Mutable state: the books named above, the requests on the engine, and how much prefill it was handed lately."""
+
+    def __init__(self, name: str, facts: Facts, rules: Rules, lengths: Lengths) -> None:
+        self.name = name
+        self.facts = facts
+        self.rules = rules
+        self.lengths = lengths
+        self.kv = KvBook(facts.block_size, self._blocks(facts.kv_tokens), z=rules.z)
+        self._known = facts.kv_tokens is not None
+        self.ttft = TtftBook(facts.prefill)
+        self.shed = Shedder(rules.shed, rules.ceilings)
+        self.asks: dict[int, Ask] = {}
+        self.sequences = 0
+        """Answers in flight: the sum of `n`."""
+        self.decoding = 0
+        self._paced = 0.0
+        self._paced_at = -inf
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def bound(self, ask: Ask, now: float) -> float:
+        """Seconds within which it would have its first token, were it handed over now."""
+        return self.ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)[1]
+
+    def promise(self, ask: Ask) -> float:
+        """Seconds after its arrival within which it is to have its first token."""
+        slo = min(ask.ttft_slo, self.rules.ttft[ask.cls])
+        if self.rules.ttft_multiple:
+            ideal = self.ttft.ideal(ask.prompt_tokens)
+            if ideal > slo:
+                return ideal * self.rules.ttft_multiple
+        return slo
+
+    def takes(self, ask: Ask, cls: Class, now: float) -> float:
+        """The bound where all but the promise holds, else infinity. `cls`: in whose turn it goes."""
+        facts, rules = self.facts, self.rules
+        if self.sequences + ask.n > facts.max_num_seqs or self.shed.refuses(cls, ask.anonymous) is not None:
+            return inf
+        vip = cls is Class.VIP
+        ttft = self.ttft
+        if not vip and len(ttft):
+            most = rules.backlog_steps * max(1, facts.prefill.budget_tokens - self.decoding)
+            if ttft.backlog(now) + ask.prompt_tokens > max(most, ask.prompt_tokens + 1):
+                return inf
+        if rules.tpot < inf and not vip and not self._in_pace(now):
+            return inf
+        mean, var = self.lengths.residual(self.group(ask), 0, ask.max_tokens)
+        if not self.kv.fits(ask.prompt_tokens, mean, var, ask.n, ceiling_share=self.shed.ceiling(cls)):
+            return inf
+        return ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)[1]
+
+    @staticmethod
+    def group(ask: Ask) -> Hashable:
+        return (ask.model, ask.tenant)
+
+    def idle(self, now: float) -> bool:
+        """Whether work that can wait may go to it: it has less than a step of prefill ahead, and KV to spare."""
+        if self.ttft.backlog(now) > self.facts.prefill.budget_tokens / 2:
+            return False
+        return self.kv.peak() <= self.shed.ceiling(Class.LOW) * self.kv.capacity_blocks
+
+    def use(self) -> float:
+        """Predicted peak as a share of the capacity."""
+        return self.kv.peak() / self.kv.capacity_blocks
+
+    # --- telling -----------------------------------------------------------------------------------------------------
+
+    def admit(self, ask: Ask, now: float) -> None:
+        mean, var = self.lengths.residual(self.group(ask), 0, ask.max_tokens)
+        ask.expected = mean * ask.n
+        self.kv.hold(ask.key, ask.prompt_tokens, mean, var, n=ask.n)
+        self.ttft.dispatched(ask.key, ask.prompt_tokens, 0, now, decoding=self.decoding)
+        self.asks[ask.key] = ask
+        self.sequences += ask.n
+        self._pace(ask, now)
+        self.shed.on_use(self.use(), now)
+
+    def first_token(self, ask: Ask, now: float) -> None:
+        self.ttft.first_token(ask.key, now)
+        self.decoding += ask.n
+
+    def presumed(self, ask: Ask) -> None:
+        """Its first token would be there by now; nobody sees it, so nothing is learned."""
+        self.ttft.forget(ask.key)
+        self.decoding += ask.n
+
+    def produced(self, ask: Ask, tokens: int) -> None:
+        """`tokens` of each of its answers are there."""
+        ask.produced = tokens
+        mean, var = self.lengths.residual(self.group(ask), tokens, ask.max_tokens)
+        self.kv.progress(ask.key, tokens * ask.n, mean, var)
+
+    def end(self, ask: Ask, now: float, *, whole: bool) -> None:
+        """`whole`: the answer came to its own end; else it was cancelled, cut or refused."""
+        if self.asks.pop(ask.key, None) is None:
+            return
+        self.kv.drop(ask.key)
+        self.sequences -= ask.n
+        if ask.stage is Stage.ANSWERING:
+            self.decoding -= ask.n
+        elif ask.streams:
+            self.ttft.gone(ask.key, now)
+        else:
+            self.ttft.forget(ask.key)
+        if ask.produced:
+            self.lengths.observe(self.group(ask), ask.produced, censored=not whole)
+        self.shed.on_use(self.use(), now)
+
+    def report(self, report: Report, now: float) -> None:
+        blocks = None
+        if report.kv_tokens is not None:
+            blocks = self._blocks(report.kv_tokens)
+            if not self._known:
+                self._known = True
+                self.kv.capacity_blocks = blocks
+        used = None if report.kv_used is None else round(report.kv_used * self.kv.capacity_blocks)
+        self.kv.correct(used, blocks, now)
+        self.shed.on_report(report.preemptions, report.swapped, now)
+        self.shed.on_use(self.use(), now)
+
+    def configure(self, rules: Rules, now: float) -> None:
+        self.rules = rules
+        self.kv.z = rules.z
+        self.shed.configure(rules.shed, rules.ceilings, now)
+
+    def _blocks(self, kv_tokens: int | None) -> int:
+        """vLLM sets one block aside."""
+        return _UNBOUNDED if kv_tokens is None else max(1, kv_tokens // self.facts.block_size - 1)
+
+    # --- the pace of prefill -----------------------------------------------------------------------------------------
+
+    def _share(self) -> float:
+        """Share of the engine's time that prefill may take so that decoding keeps its TPOT: where decode steps take d,
+        1 − d / TPOT."""
+        prior = self.facts.prefill
+        step = (prior.decode_step_s + self.decoding * prior.per_sequence_s) * self.ttft.pace
+        return max(0.05, 1 - step / (0.9 * self.rules.tpot))
+
+    def _in_pace(self, now: float) -> bool:
+        """Whether the prefill it was handed is paid for by the time that passed."""
+        if not self.decoding:
+            return True
+        self._paced = max(0.0, self._paced - max(0.0, now - self._paced_at) * self._share())
+        self._paced_at = max(now, self._paced_at)
+        return self._paced <= 0.5
+
+    def _pace(self, ask: Ask, now: float) -> None:
+        if self.rules.tpot < inf:
+            self._in_pace(now)
+            self._paced += self.ttft.ideal(ask.prompt_tokens)
+
+    def __repr__(self) -> str:
+        return f"<EngineBooks {self.name} {self.sequences} in flight, {self.decoding} decoding | {self.kv!r}>"

@@ -1,0 +1,61 @@
+"""What admission is told to keep: promises by class, and how far engines may be filled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, isfinite
+
+from forebay.config.models import Class
+from forebay.policy.queue import QueueRules
+from forebay.policy.shed import ShedRules
+
+
+def _each(vip: float, normal: float, low: float) -> dict[Class, float]:
+    return {Class.VIP: vip, Class.NORMAL: normal, Class.LOW: low}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Raises ValueError, with the field's name, for rules that contradict themselves."""
+
+    ttft: Mapping[Class, float] = field(default_factory=lambda: _each(1.5, 1.5, 1.5))
+    """Seconds from a request's arrival to its first token, by class: what is promised."""
+    ttft_multiple: float = 0.0
+    """Where over 0: a prompt whose own prefill exceeds the promise is held to this multiple of that prefill instead."""
+    tpot: float = inf
+    """Seconds a token that decoding keeps; infinite: nothing is promised."""
+    wait: float = 3.0
+    """Seconds that a request may wait for its admission."""
+    ceilings: Mapping[Class, float] = field(default_factory=lambda: _each(0.97, 0.92, 0.75))
+    """Share of the KV cache that the predicted peak may reach with a request of a class."""
+    backlog_steps: float = 2.0
+    """Prefill handed to an engine ahead of what it computes, in its steps; what exceeds it waits here, where classes
+    and tenants are told apart. `vip` is handed over at once."""
+    z: float = 2.8
+    """Standard deviations of the sum of predicted lengths kept free. 2.33 would be 99 % were traffic always the same;
+    where it drifts (the Azure conversation trace), that covers 96 %."""
+    report_late: float = 2.0
+    """Seconds after which a report is too old to correct anything."""
+    queue: QueueRules = field(default_factory=QueueRules)
+    shed: ShedRules = field(default_factory=ShedRules)
+
+    def __post_init__(self) -> None:
+        for name in ("ttft", "ceilings"):
+            given: Mapping[Class, float] = getattr(self, name)
+            for cls in Class:
+                if not (cls in given and given[cls] > 0):
+                    raise ValueError(f"{name} needs a number greater than 0 for {cls.value}")
+        for cls in Class:
+            if self.ceilings[cls] > 1:
+                raise ValueError(f"ceilings.{cls.value} must be at most 1, not {self.ceilings[cls]}")
+        for name in ("wait", "backlog_steps", "report_late"):
+            value = getattr(self, name)
+            if not (value > 0 and isfinite(value)):
+                raise ValueError(f"{name} must be greater than 0, not {value}")
+        if not self.tpot > 0:
+            raise ValueError(f"tpot must be greater than 0, not {self.tpot}")
+        if not (self.z >= 0 and isfinite(self.z)):
+            raise ValueError(f"z must be at least 0, not {self.z}")
+        if self.ttft_multiple < 0:
+            raise ValueError(f"ttft_multiple must be at least 0, not {self.ttft_multiple}")

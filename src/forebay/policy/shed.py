@@ -1,0 +1,285 @@
+"""When an engine's load is shed before it queues, how far a class may fill it, and how many engines would do.
+
+Two signals. The KV cache's predicted use: from `shed_at` on all but `vip` are refused, until it is under `resume_at`.
+And the engine's own counters of preemptions and swaps: when one rises, the prediction was wrong and the engine is over
+the line already, so the level multiplies at once, and falls by the second while nothing more is heard. The level lowers
+every ceiling and both thresholds, so that what was wrong in the prediction is taken off it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf, isfinite
+from typing import Final, NamedTuple
+
+from forebay.policy.asks import Class
+
+__all__ = ["Scale", "ScaleRules", "Shed", "ShedRules", "Shedder"]
+
+KV_FULL: Final = "shed_kv"
+PREEMPTING: Final = "shed_preempting"
+
+
+def _ceilings() -> dict[Class, float]:
+    return {Class.VIP: 0.97, Class.NORMAL: 0.92, Class.LOW: 0.75}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShedRules:
+    """Raises ValueError, with the field's name, for rules that contradict themselves."""
+
+    shed_at: float = 0.85
+    """Share of the KV cache whose predicted use begins the shedding."""
+    resume_at: float = 0.80
+    """The share under which it ends."""
+    first: float = 0.25
+    """The level after the first rise of a counter."""
+    rise: float = 2.0
+    """What each further one multiplies it by, up to 1."""
+    fall_per_s: float = 0.02
+    """By how much the level falls each second without a rise."""
+    normal_at: float = 0.5
+    """The level from which on `normal` and anonymous asks are refused too; `low` is at any."""
+    depth: float = 0.3
+    """The part of ceilings and thresholds that level 1 takes away."""
+    history: int = 256
+
+    def __post_init__(self) -> None:
+        if not 0 < self.resume_at <= self.shed_at <= 1:
+            raise ValueError(
+                f"resume_at and shed_at must be greater than 0, at most 1 and in this order, not {self.resume_at} and "
+                f"{self.shed_at}"
+            )
+        for name in ("first", "normal_at"):
+            value = getattr(self, name)
+            if not 0 < value <= 1:
+                raise ValueError(f"{name} must be greater than 0 and at most 1, not {value}")
+        if not (self.rise > 1 and isfinite(self.rise)):
+            raise ValueError(f"rise must be greater than 1, not {self.rise}")
+        if not (self.fall_per_s > 0 and isfinite(self.fall_per_s)):
+            raise ValueError(f"fall_per_s must be greater than 0, not {self.fall_per_s}")
+        if not 0 <= self.depth < 1:
+            raise ValueError(f"depth must be at least 0 and less than 1, not {self.depth}")
+        if self.history < 1:
+            raise ValueError(f"history must be at least 1, not {self.history}")
+
+
+class Shed(NamedTuple):
+    """One change of what is shed."""
+
+    time: float
+    level: float
+    reason: str
+    """Why, or the empty string where it ended."""
+
+
+class Shedder:
+    """One engine's. Mutable state: the level and when it was right, whether the KV cache is over the line, the last
+    value of each counter, the history.
+
+    `ceilings`: the share of the KV cache that the predicted peak may reach with an ask of a class, at level 0.
+    """
+
+    __slots__ = ("_at", "_ceilings", "_last", "history", "level", "over", "rules", "use")
+
+    def __init__(self, rules: ShedRules, ceilings: Mapping[Class, float] | None = None) -> None:
+        self.rules = rules
+        self.level = 0.0
+        self.over = False
+        self.use = 0.0
+        self.history: deque[Shed] = deque(maxlen=rules.history)
+        self._ceilings = dict(ceilings) if ceilings is not None else _ceilings()
+        self._at = -inf
+        self._last: list[int | None] = [None, None]
+
+    def on_use(self, use: float, now: float) -> None:
+        """The predicted peak use of the KV cache, as a share of its capacity. One that is not finite is passed over."""
+        self._fall(now)
+        if isfinite(use):
+            self.use = use
+            self._judge(now)
+
+    def on_report(self, preemptions: int | None, swapped: int | None, now: float) -> None:
+        """The engine's counters of preempted (retracted) requests and of swapped blocks. None: not known, which says
+        nothing. The first value, and one less than the last (the engine restarted), only set where to count from.
+        However far a counter rises between two reports, it counts once."""
+        self._fall(now)
+        rose = False
+        last = self._last
+        for i, value in ((0, preemptions), (1, swapped)):
+            if value is None or not 0 <= value < inf:
+                continue
+            before = last[i]
+            rose = rose or (before is not None and value > before)
+            last[i] = value
+        if rose:
+            rules = self.rules
+            self.level = min(1.0, max(rules.first, self.level * rules.rise))
+            self.history.append(Shed(now, self.level, PREEMPTING))
+        self._judge(now)
+
+    def refuses(self, cls: Class, anonymous: bool) -> str | None:
+        """Why an ask of the class is to be refused at once; None: it may go or wait. `vip` always may, unless nobody
+        knows whose it is."""
+        if cls is Class.VIP and not anonymous:
+            return None
+        if self.over:
+            return KV_FULL
+        if self.level >= self.rules.normal_at or (cls is Class.LOW and self.level > 0):
+            return PREEMPTING
+        return None
+
+    def ceiling(self, cls: Class) -> float:
+        """The share of the KV cache that the predicted peak may reach with an ask of the class."""
+        return self._ceilings[cls] * self._scale
+
+    def configure(self, rules: ShedRules, ceilings: Mapping[Class, float], now: float) -> None:
+        """A reload: level and counters stay."""
+        self.rules = rules
+        self._ceilings = dict(ceilings)
+        if rules.history != self.history.maxlen:
+            self.history = deque(self.history, maxlen=rules.history)
+        self._fall(now)
+        self._judge(now)
+
+    @property
+    def reason(self) -> str:
+        """Why it sheds; empty where it does not."""
+        return KV_FULL if self.over else PREEMPTING if self.level > 0 else ""
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 - self.rules.depth * self.level
+
+    def _fall(self, now: float) -> None:
+        if self.level > 0 and now > self._at:
+            self.level = max(0.0, self.level - self.rules.fall_per_s * (now - self._at))
+            if self.level == 0 and not self.over:
+                self.history.append(Shed(now, 0.0, ""))
+        self._at = max(self._at, now)
+
+    def _judge(self, now: float) -> None:
+        rules = self.rules
+        if self.over:
+            if self.use < rules.resume_at * self._scale:
+                self.over = False
+                self.history.append(Shed(now, self.level, self.reason))
+        elif self.use >= rules.shed_at * self._scale:
+            self.over = True
+            self.history.append(Shed(now, self.level, KV_FULL))
+
+    def __repr__(self) -> str:
+        line = (self.rules.resume_at if self.over else self.rules.shed_at) * self._scale
+        why = f" {self.reason}" if self.reason else ""
+        return f"<Shedder{why}, level {self.level:.2f}, KV {self.use:.0%} of {line:.0%}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRules:
+    """Raises ValueError, with the field's name, for rules that contradict themselves."""
+
+    every_s: float = 60.0
+    up: float = 0.2
+    down: float = 0.1
+    least: float = 0.5
+    most: float = 2.0
+    up_over: float = 5.0
+    """Asks waiting for each place of the cap over which the factor rises."""
+    down_under: float = 1.0
+    """The same under which it falls."""
+    target: float = 0.8
+    """The share of an engine's capacity that is meant to be used."""
+    settle_s: float = 300.0
+    """Seconds for which fewer replicas must do before fewer are desired."""
+    least_replicas: int = 1
+    most_replicas: int = 256
+    engines: int = 1_024
+    """Engines whose factor is remembered."""
+
+    def __post_init__(self) -> None:
+        for name in ("every_s", "up", "down", "target"):
+            value = getattr(self, name)
+            if not (value > 0 and isfinite(value)):
+                raise ValueError(f"{name} must be greater than 0, not {value}")
+        if not 0 < self.least <= 1 <= self.most < inf:
+            raise ValueError(f"least must be greater than 0, with 1 between it and most, not {self.least}, {self.most}")
+        if not 0 <= self.down_under <= self.up_over < inf:
+            raise ValueError(f"down_under must be from 0 to up_over, not {self.down_under} and {self.up_over}")
+        if not self.settle_s >= 0:
+            raise ValueError(f"settle_s must be at least 0, not {self.settle_s}")
+        if not 0 <= self.least_replicas <= self.most_replicas:
+            raise ValueError(
+                f"least_replicas must be from 0 to most_replicas, not {self.least_replicas} and {self.most_replicas}"
+            )
+        if self.engines < 1:
+            raise ValueError(f"engines must be at least 1, not {self.engines}")
+
+
+@dataclass(slots=True)
+class _Factor:
+    value: float = 1.0
+    next_at: float = field(default=-inf)
+
+
+class Scale:
+    """Mutable state: each engine's factor and when it is next checked; the replicas desired of late."""
+
+    __slots__ = ("_factors", "_recent", "rules")
+
+    def __init__(self, rules: ScaleRules) -> None:
+        self.rules = rules
+        self._factors: OrderedDict[str, _Factor] = OrderedDict()
+        self._recent: deque[tuple[float, int]] = deque()
+        """(time, replicas), falling: the first is the most of the last `settle_s`."""
+
+    def check(self, engine: str, waiting: int, cap: int, now: float, *, strained: bool = False) -> float:
+        """What the engine's concurrency cap of `cap` is to be multiplied by while `waiting` asks wait. Changes at most
+        once each `every_s`, for the first time that long after the first call. `strained`: it sheds or preempts, so
+        that the factor does not rise."""
+        rules = self.rules
+        found = self._factors.get(engine)
+        if found is None:
+            found = self._factors[engine] = _Factor(next_at=now + rules.every_s)
+            if len(self._factors) > rules.engines:
+                self._factors.popitem(last=False)
+            return found.value
+        if now < found.next_at:
+            return found.value
+        found.next_at = now + rules.every_s
+        if waiting > rules.up_over * cap:
+            if not strained:
+                found.value = round(min(rules.most, found.value + rules.up), 9)
+        elif waiting < rules.down_under * cap:
+            found.value = round(max(rules.least, found.value - rules.down), 9)
+        return found.value
+
+    def factor(self, engine: str) -> float:
+        """1 for an unknown engine."""
+        found = self._factors.get(engine)
+        return found.value if found is not None else 1.0
+
+    def forget(self, engine: str) -> None:
+        self._factors.pop(engine, None)
+
+    def desired_replicas(self, used: float, waiting: float, now: float) -> int:
+        """How many engines alike would carry the load at `target`. `used`: the sum over the engines of the share of
+        each that is predicted to be in use (KV cache or prefill, whichever is more); `waiting`: what waits, in the
+        capacity of one engine. More are desired at once, fewer once they have done for `settle_s`."""
+        rules = self.rules
+        demand = (max(0.0, used) + max(0.0, waiting)) / rules.target
+        want = ceil(demand - 1e-9) if demand < rules.most_replicas else rules.most_replicas
+        want = min(rules.most_replicas, max(rules.least_replicas, want))
+        recent = self._recent
+        while recent and recent[-1][1] <= want:
+            recent.pop()
+        recent.append((now, want))
+        while recent[0][0] < now - rules.settle_s:
+            recent.popleft()
+        return recent[0][1]
+
+    def __repr__(self) -> str:
+        factors = ", ".join(f"{name} ×{f.value:g}" for name, f in self._factors.items() if f.value != 1)
+        desired = self._recent[0][1] if self._recent else self.rules.least_replicas
+        return f"<Scale of {len(self._factors)} engines, {desired} desired{': ' if factors else ''}{factors}>"

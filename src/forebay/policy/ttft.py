@@ -1,0 +1,446 @@
+"""When an engine will give a request its first token: what to expect, and what it stays within 99 times of 100.
+
+An engine with continuous batching and chunked prefill works through prompts in order of arrival, at most a budget of M
+tokens a step, the n sequences that decode among them. A request with `own` uncached prompt tokens behind `ahead` others
+waits for
+
+    TTFT = pace · (S (step + n · sequence) + P · prefill + tokens · token + pairs · pair)
+
+    P       steps with prefill: ceil((ahead + own) / (M - n))
+    S       steps in all: P where the engine is idle; else (ahead + own) / (M - n) + 1, or if the prompts ahead are few
+            2.5: half of the step that runs, the one scheduled behind it, its own (with vLLM's asynchronous scheduling
+            who arrives in step k is first in step k + 2)
+    tokens  ahead + own, but for those that a step takes along in the time in which it reads the weights
+    pairs   Σ uncached · (context + uncached / 2): products of query and key in attention
+
+The five coefficients begin at a prior and are learned from every first token (`LeastSquares`). The pace is the
+geometric mean of the last first tokens' actual / predicted, faster than the coefficients. The bound is the expectation
+times a margin kept by adaptive conformal inference, one for each level of load (`Residuals`).
+
+Not in the model: waiting for a slot or for KV blocks inside of the engine. Whoever dispatches only what the engine can
+run at once never sees it; else it is learned as if prefill were slower.
+
+Who is refused teaches nothing, so a bound that refuses everyone would stand for ever: where a level of load is quoted
+for a minute and nobody dispatched at it, its margin is relaxed; an idle engine without a first token for a minute goes
+back to its usual pace.
+
+Who leaves without a first token is censored: `Residuals.censored` says what the margin makes of it. The coefficients
+and the pace learn from it only where it had waited longer than predicted, as if the token had come then.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from math import exp, inf, log
+from typing import Final
+
+from forebay.hardware.steptime import Chunk, StepTime
+from forebay.policy.conformal import Residuals
+from forebay.policy.leastsquares import Five, LeastSquares
+
+LEVELS: Final = ("idle", "decoding", "short", "middle", "long", "flood")
+"""Of load: nothing ahead, only decodes, then by full steps of prefill ahead."""
+_SHORT: Final = 1.0
+_MIDDLE: Final = 3.0
+_LONG: Final = 8.0
+"""Full steps at which these levels end."""
+_WAIT: Final = 1.5
+"""Steps before the first one that a request can be in, where others decode."""
+_PACE: Final = 0.1
+_FAST_PACE: Final = 0.3
+_FAR: Final = 0.5
+_IN_A_ROW: Final = 4
+"""How many first tokens must be further than `_FAR` (in log) from the pace, on one side, until it goes fast. Before
+that each counts as no further than twice `_FAR`."""
+_LEAST_RATIO: Final = 0.05
+_MOST_RATIO: Final = 20.0
+"""What one first token may say of the pace."""
+_EXPLAINED: Final = 1.5
+"""A change of pace by more than this between dispatch and first token is taken out of the score: the margin need not
+cover what the expectation has learned by now. A miss stays a miss."""
+_STALE: Final = 60.0
+"""Seconds after which what the last first tokens said of pace and margin is no longer held against an engine."""
+_WINDOW: Final = 10.0
+"""Seconds of memory of `utilisation`."""
+_KV: Final = 1024
+"""Tokens of context that a decoding sequence is taken to have, where nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPrior:
+    """What is known of an engine's steps before the first request. Seconds, and tokens."""
+
+    base_s: float
+    """Of a step with prefill, beside its tokens and what decodes in it."""
+    per_token_s: float
+    """Of one more prompt token in a step."""
+    per_token_context_s: float
+    """Of one pair of query and key: a prompt token and one in the KV cache before it."""
+    decode_step_s: float
+    """Of a step in which next to nothing decodes."""
+    per_sequence_s: float
+    """Of one more sequence that decodes in it."""
+    budget_tokens: int = 2048
+    """The most tokens of a step, prefill and decode (vLLM: max_num_batched_tokens)."""
+    free_tokens: float = 0.0
+    """Prompt tokens that a step takes along in its base: it reads all weights anyway."""
+    kv_share: float = 0.0
+    """Share of `per_sequence_s` that is due to 1,024 tokens of context; 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if min(self.base_s, self.per_token_s, self.decode_step_s) <= 0 or self.budget_tokens < 1:
+            raise ValueError(f"base_s, per_token_s, decode_step_s and budget_tokens must be more than 0: {self}")
+        if min(self.per_token_context_s, self.per_sequence_s, self.free_tokens) < 0 or not 0 <= self.kv_share <= 1:
+            raise ValueError(
+                f"per_token_context_s, per_sequence_s and free_tokens must be at least 0, kv_share up to 1: {self}"
+            )
+
+    @classmethod
+    def of(cls, steps: StepTime, budget_tokens: int) -> PrefillPrior:
+        """Secants of `steps`: prefill from half to all of `budget_tokens`, attention and decodes at contexts of 1,024
+        tokens and up to 64 sequences."""
+        budget = max(2, budget_tokens)
+        half = budget // 2
+        each = _KV
+        many = min(64, budget)
+        base = steps.mixed([Chunk(1, 0)], 0, 0, 0)
+        full = steps.mixed([Chunk(budget, 0)], 0, 0, 0)
+        behind = steps.mixed([Chunk(half, each)], 0, 0, 0)
+        part = steps.mixed([Chunk(half, 0)], 0, 0, 0)
+        pair = max(0.0, (behind - part) / (half * each))
+        own = pair * budget * budget / 2
+        token = max((full - part - 0.75 * own) / (budget - half), (full - base) / budget / 10, 1e-9)
+        free = max(0.0, budget - (full - own - base) / token)
+        one = steps.decode(1, each, each)
+        bare = steps.decode(many, many, 1)
+        sequence = share = 0.0
+        if many > 1:
+            both = steps.decode(many, many * each, each)
+            sequence = max(0.0, (both - one) / (many - 1))
+            if sequence:
+                share = min(1.0, max(0.0, (both - bare) / many / sequence))
+        return cls(base, token, pair, one, sequence, budget, min(free, budget / 2), share)
+
+
+class _Flight:
+    """A request that is on the engine without a first token."""
+
+    __slots__ = ("at", "begin", "bound", "expected", "factor", "level", "pairs", "seen", "tokens")
+
+    def __init__(
+        self,
+        at: float,
+        begin: float,
+        tokens: int,
+        pairs: float,
+        seen: Five,
+        expected: float,
+        bound: float,
+        level: int,
+        factor: float,
+    ) -> None:
+        self.at = at
+        self.begin = begin
+        self.tokens = tokens
+        self.pairs = pairs
+        self.seen = seen
+        self.expected = expected
+        self.bound = bound
+        self.level = level
+        self.factor = factor
+
+
+class TtftBook:
+    """One engine's. Seconds throughout; `now` is monotonic.
+
+    Mutable state: requests without a first token in order of dispatch, their tokens and pairs in sum; the coefficients
+    in units of their prior and the covariance of those; the pace; the scores, a level of load.
+
+    `decoding`: how many sequences decode on the engine; `decoding_tokens`: what they have in the KV cache, in sum.
+    `context_tokens`: of the prompt, those that are in the KV cache.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_batch",
+        "_budget",
+        "_decoding",
+        "_factor",
+        "_far",
+        "_fit",
+        "_flights",
+        "_free",
+        "_front",
+        "_kv_share",
+        "_last",
+        "_least_room",
+        "_pace",
+        "_pairs",
+        "_rate",
+        "_served",
+        "_tokens",
+        "levels",
+        "prior",
+    )
+
+    def __init__(self, prior: PrefillPrior, *, target: float = 0.99) -> None:
+        self.prior = prior
+        self.levels = tuple(Residuals(target) for _ in LEVELS)
+        """By `LEVELS`."""
+        self._flights: OrderedDict[Hashable, _Flight] = OrderedDict()
+        self._front: _Flight | None = None
+        self._tokens = 0
+        self._pairs = 0.0
+        self._budget = prior.budget_tokens
+        self._least_room = 1 + self._budget // 8
+        self._free = prior.free_tokens
+        self._kv_share = prior.kv_share / _KV
+        step, more = prior.decode_step_s, max(0.0, prior.base_s - prior.decode_step_s)
+        priors: Five = (step, prior.per_sequence_s, more, prior.per_token_s, prior.per_token_context_s)
+        # a unit for what the prior takes to be nothing, so that it can be learned
+        units = (
+            step,
+            max(prior.per_sequence_s, step / 1000),
+            max(more, step / 10),
+            prior.per_token_s,
+            max(prior.per_token_context_s, prior.per_token_s / 1e6),
+        )
+        self._fit = LeastSquares(priors, units)
+        self._pace = 0.0
+        self._factor = 1.0
+        self._far = 0
+        self._decoding = 0
+        self._batch = 0.0  # the same, longer contexts counted as more sequences
+        self._last = -inf
+        self._asked = [inf] * len(LEVELS)  # since when each level is quoted without a dispatch
+        self._served = 0.0
+        self._rate = self._full_rate()
+
+    # --- what it says ------------------------------------------------------------------------------------------------
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens a second in full steps, beside as many decodes as there last were."""
+        return self._rate
+
+    @property
+    def utilisation(self) -> float:
+        """Share of that rate which was used in the last ten seconds, as of the last first token; 0 to 1."""
+        return min(1.0, self._served / _WINDOW / self._rate)
+
+    @property
+    def coefficients(self) -> Five:
+        """Seconds: step, sequence, prefill, token, pair of the module's formula."""
+        return self._fit.coefficients
+
+    @property
+    def learned(self) -> int:
+        """First tokens, and waits that were cut off late."""
+        return self._fit.learned
+
+    @property
+    def pace(self) -> float:
+        return self._factor
+
+    def __len__(self) -> int:
+        """Requests without a first token."""
+        return len(self._flights)
+
+    def backlog(self, now: float) -> float:
+        """Uncached prompt tokens ahead of who is dispatched now: all without a first token, less what the engine has
+        done since the last one at `prefill_rate`, which is at most the oldest's tokens or a step's."""
+        front, tokens = self._front, self._tokens
+        if front is None:
+            return 0.0
+        since = front.begin if front.begin > self._last else self._last
+        done = (now - since) * self._rate
+        if done <= 0:
+            return tokens
+        most = front.tokens if front.tokens > self._budget else self._budget
+        if done > most:
+            done = most
+        return tokens - done if done < tokens else 0.0
+
+    def quote(
+        self,
+        uncached_tokens: int,
+        now: float,
+        *,
+        context_tokens: int = 0,
+        decoding: int = 0,
+        decoding_tokens: int | None = None,
+    ) -> tuple[float, float]:
+        """(expected, bound) of its TTFT, were it dispatched now."""
+        expected, level, _ = self._predict(uncached_tokens, context_tokens, now, decoding, decoding_tokens)
+        asked = self._asked
+        if now - asked[level] > _STALE:
+            self.levels[level].relax()
+            asked[level] = now
+        elif now < asked[level]:
+            asked[level] = now
+        return expected, expected * self.levels[level].margin
+
+    def ideal(self, uncached_tokens: int, *, context_tokens: int = 0) -> float:
+        """Expected TTFT on the idle engine at its usual pace: what no admission can better."""
+        tokens = max(1, uncached_tokens)
+        steps = -(-tokens // self._budget)
+        step, _, prefill, token, pair = self._fit.coefficients
+        pairs = tokens * (context_tokens + tokens / 2)
+        return steps * (step + prefill) + max(0.0, tokens - steps * self._free) * token + pairs * pair
+
+    def _predict(self, uncached: int, context: int, now: float, n: int, kv: int | None) -> tuple[float, int, Five]:
+        """(expected, level, what the coefficients are multiplied with)."""
+        own = uncached if uncached > 0 else 1  # the last prompt token is always computed
+        room = self._budget - n
+        if room < self._least_room:
+            room = self._least_room
+        pairs = own * (context + own / 2)
+        front = self._front
+        late = 0.0
+        if front is None:
+            tokens: float = own
+            level = 1 if n else 0
+            if self._pace and now - self._last > _STALE:
+                self._pace, self._factor, self._far = 0.0, 1.0, 0
+                self._rate = self._full_rate()
+        else:
+            ahead = self.backlog(now)
+            tokens = ahead + own
+            pairs += self._pairs * ahead / self._tokens
+            queue = ahead / room
+            level = 2 if queue < _SHORT else 3 if queue < _MIDDLE else 4 if queue < _LONG else 5
+            late = now - front.at - front.bound
+            if late > 0 and now - self._last < late:
+                late = now - self._last
+        full = tokens / room
+        prefills = -(-tokens // room)
+        if level == 0:
+            steps = prefills
+        else:
+            steps = full + 1 if full > _WAIT else _WAIT + 1
+        work = tokens - self._free * prefills
+        batch: float = n
+        if kv is not None:
+            batch += (kv - n * _KV) * self._kv_share
+        seen = (steps, steps * batch, prefills, work if work > 0 else 0.0, pairs)
+        step, sequence, prefill, token, pair = self._fit.coefficients
+        expected = self._factor * (
+            steps * (step + batch * sequence) + prefills * prefill + seen[3] * token + pairs * pair
+        )
+        # an engine that has been silent for too long will be so for as long again
+        return (expected + late if late > 0 else expected), level, seen
+
+    # --- what it is told ---------------------------------------------------------------------------------------------
+
+    def dispatched(
+        self,
+        key: Hashable,
+        uncached_tokens: int,
+        context_tokens: int,
+        now: float,
+        *,
+        decoding: int = 0,
+        decoding_tokens: int | None = None,
+    ) -> None:
+        """Raises ValueError where `key` is on the engine already."""
+        if key in self._flights:
+            raise ValueError(f"{key!r} was dispatched already and has no first token yet")
+        expected, level, seen = self._predict(uncached_tokens, context_tokens, now, decoding, decoding_tokens)
+        tokens = uncached_tokens if uncached_tokens > 0 else 1
+        pairs = tokens * (context_tokens + tokens / 2)
+        self._decoding = decoding
+        self._batch = batch = seen[1] / seen[0]
+        step, sequence, *_ = self._fit.coefficients
+        wait = _WAIT * self._factor * (step + batch * sequence) if decoding else 0.0
+        self._asked[level] = inf
+        bound = expected * self.levels[level].margin
+        flight = _Flight(now, now + wait, tokens, pairs, seen, expected, bound, level, self._factor)
+        self._flights[key] = flight
+        if self._front is None:
+            self._front = flight
+        self._tokens += tokens
+        self._pairs += pairs
+
+    def first_token(self, key: Hashable, now: float) -> None:
+        """Learns from it. A key that is not waited for, as after `gone`, changes nothing."""
+        flight = self._flights.pop(key, None)
+        if flight is None:
+            return
+        self._remove(flight)
+        passed = now - self._last
+        self._served = (self._served * exp(-passed / _WINDOW) if passed > 0 else self._served) + flight.tokens
+        self._last = now
+        took = max(now - flight.at, 1e-6)
+        self._learn(flight.seen, took)
+        score = took / flight.expected
+        missed = took > flight.bound
+        change = self._factor / (flight.factor * _EXPLAINED)
+        self.levels[flight.level].observe(score / change if change > 1 else score, missed)
+
+    def gone(self, key: Hashable, now: float) -> None:
+        """It was cancelled, refused or lost before its first token; see the module's last paragraph. A key that is not
+        waited for changes nothing."""
+        flight = self._flights.pop(key, None)
+        if flight is None:
+            return
+        self._remove(flight)
+        waited = now - flight.at
+        if waited <= 0:
+            return
+        if waited > self._factor * sum(a * b for a, b in zip(flight.seen, self._fit.coefficients, strict=True)):
+            self._learn(flight.seen, waited)
+        self.levels[flight.level].censored(waited / flight.expected, flight.bound / flight.expected)
+
+    def forget(self, key: Hashable) -> None:
+        """Its first token cannot be seen: nothing is learned from it. A key that is not waited for changes nothing."""
+        flight = self._flights.pop(key, None)
+        if flight is not None:
+            self._remove(flight)
+
+    def _remove(self, flight: _Flight) -> None:
+        self._tokens -= flight.tokens
+        self._pairs -= flight.pairs
+        if flight is self._front:
+            self._front = next(iter(self._flights.values()), None)
+            if self._front is None:
+                self._pairs = 0.0  # no rounding is carried on
+
+    # --- learning ----------------------------------------------------------------------------------------------------
+
+    def _learn(self, seen: Five, took: float) -> None:
+        x0, x1, x2, x3, x4 = seen
+        c0, c1, c2, c3, c4 = self._fit.coefficients
+        plain = max(x0 * c0 + x1 * c1 + x2 * c2 + x3 * c3 + x4 * c4, 1e-9)
+        ratio = took / plain
+        self._follow(ratio)
+        self._fit.learn(seen, ratio, plain)
+        self._rate = self._full_rate()
+
+    def _follow(self, ratio: float) -> None:
+        """The pace, after a first token that took `ratio` times what the coefficients alone say."""
+        off = log(min(max(ratio, _LEAST_RATIO), _MOST_RATIO)) - self._pace
+        if off > _FAR:
+            self._far = self._far + 1 if self._far > 0 else 1
+        elif off < -_FAR:
+            self._far = self._far - 1 if self._far < 0 else -1
+        else:
+            self._far = 0
+        if abs(self._far) >= _IN_A_ROW:
+            self._pace += _FAST_PACE * off
+        else:
+            self._pace += _PACE * min(max(off, -2 * _FAR), 2 * _FAR)
+        self._factor = exp(self._pace)
+
+    def _full_rate(self) -> float:
+        room = max(self._budget - self._decoding, self._least_room)
+        step, sequence, prefill, token, pair = self._fit.coefficients
+        seconds = step + self._batch * sequence + prefill + max(0.0, room - self._free) * token + room * room / 2 * pair
+        return room / (max(seconds, 1e-9) * self._factor)
+
+    def __repr__(self) -> str:
+        return (
+            f"<TtftBook {len(self)} without a first token, {self._tokens:,} tokens | {self._rate:,.0f} tokens/s, "
+            f"pace {self._factor:.2f}, {self.learned:,} learned>"
+        )

@@ -1,0 +1,420 @@
+"""The whole decision: by hand, and by properties against a model of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from forebay.config.models import Class
+from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
+from forebay.policy.asks import Ask, Stage
+from forebay.policy.engine_books import Facts, Report
+from forebay.policy.queue import QueueRules
+from forebay.policy.rules import Rules
+from forebay.policy.ttft import PrefillPrior
+
+PRIOR = PrefillPrior(
+    base_s=0.02, per_token_s=1e-4, per_token_context_s=0.0, decode_step_s=0.02, per_sequence_s=1e-4, budget_tokens=2048
+)
+FACTS = Facts(kv_tokens=200_000, block_size=16, max_num_seqs=64, prefill=PRIOR)
+RULES = Rules()
+
+
+def policy(rules: Rules = RULES, **engines: Facts) -> Admission:
+    return Admission(rules, engines or {"a": FACTS})
+
+
+class Asks:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self, now: float = 0.0, tokens: int = 100, cls: Class = Class.NORMAL, **kw: object) -> Ask:
+        self.n += 1
+        return Ask(self.n, prompt_tokens=tokens, arrival=now, cls=cls, **kw)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ask() -> Asks:
+    return Asks()
+
+
+def fill(admission: Admission, ask: Asks, n: int, now: float = 0.0, **kw: object) -> list[Ask]:
+    """`n` asks on the engine that are past their first token."""
+    made = [ask(now, **kw) for _ in range(n)]  # type: ignore[arg-type]
+    for one in made:
+        assert isinstance(admission.offer(one, now), Admit)
+        admission.on_first_token(one, now + 0.01)
+    return made
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_engine_takes_a_request_at_once_and_promises_its_prefill(ask: Asks) -> None:
+    admission = policy()
+    decision = admission.offer(ask(tokens=1000), 0.0)
+    assert isinstance(decision, Admit)
+    assert decision.engine == "a"
+    assert 0.1 < decision.bound < 0.5
+
+
+def test_without_an_engine_it_is_refused(ask: Asks) -> None:
+    assert policy().offer(ask(engines=("b",)), 0.0) == Refuse("no_engine", 1.0)
+
+
+def test_it_goes_where_it_is_answered_soonest(ask: Asks) -> None:
+    admission = policy(a=FACTS, b=FACTS)
+    first = admission.offer(ask(tokens=4000), 0.0)
+    second = admission.offer(ask(tokens=100, cls=Class.VIP), 0.0)
+    assert isinstance(first, Admit)
+    assert isinstance(second, Admit)
+    assert first.engine != second.engine
+
+
+def test_what_waits_is_waiting_here_and_vip_is_handed_over(ask: Asks) -> None:
+    admission = policy()
+    admission.offer(ask(tokens=3000), 0.0)
+    assert isinstance(admission.offer(ask(tokens=2000), 0.0), Wait)
+    assert isinstance(admission.offer(ask(tokens=2000, cls=Class.VIP), 0.0), Admit)
+
+
+def test_a_promise_that_cannot_be_kept_is_refused_at_once(ask: Asks) -> None:
+    admission = policy()
+    decision = admission.offer(ask(tokens=20_000), 0.0)  # 2 s of prefill
+    assert isinstance(decision, Refuse)
+    assert (decision.reason, decision.waited) == ("slo", False)
+    assert decision.retry_after >= 1
+
+
+def test_a_prompt_that_is_long_by_itself_is_held_to_a_multiple_of_its_prefill(ask: Asks) -> None:
+    admission = policy(replace(RULES, ttft_multiple=5.0))
+    assert isinstance(admission.offer(ask(tokens=20_000), 0.0), Admit)
+    assert isinstance(admission.offer(ask(tokens=20_000, cls=Class.VIP), 0.0), Admit)
+    refused = admission.offer(ask(tokens=20_000, cls=Class.VIP), 0.0)
+    assert isinstance(refused, Refuse)
+
+
+def test_no_more_sequences_than_the_engine_runs(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=2))
+    one, two = fill(admission, ask, 2)
+    third = ask(0.1)
+    assert isinstance(admission.offer(third, 0.1), Wait)
+    assert admission.due(0.2) == []
+    admission.on_end(one, 0.3, tokens=10)
+    ((woken, decision),) = admission.due(0.3)
+    assert woken is third
+    assert isinstance(decision, Admit)
+    assert two.stage is Stage.ANSWERING
+
+
+def test_several_answers_take_several_places(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=4))
+    assert isinstance(admission.offer(ask(n=3), 0.0), Admit)
+    assert isinstance(admission.offer(ask(n=2), 0.0), Wait)
+    assert isinstance(admission.offer(ask(n=1, cls=Class.VIP), 0.0), Admit)
+
+
+def test_the_kv_cache_is_not_filled_beyond_what_is_predicted_to_fit(ask: Asks) -> None:
+    admission = policy(
+        replace(RULES, shed=replace(RULES.shed, shed_at=1.0, resume_at=1.0)), a=replace(FACTS, kv_tokens=8_000)
+    )
+    taken = 0
+    now = 0.0
+    while True:
+        one = ask(now, tokens=500, max_tokens=100)
+        if not isinstance(admission.offer(one, now), Admit):
+            break
+        admission.on_first_token(one, now + 0.05)
+        taken += 1
+        now += 0.2
+    assert 8 <= taken <= 12  # 600 tokens each at most, under 92 % of 8,000
+
+
+def test_vip_may_fill_more_of_it_than_normal_and_normal_more_than_low(ask: Asks) -> None:
+    shares = {}
+    for cls in Class:
+        admission = policy(
+            replace(RULES, shed=replace(RULES.shed, shed_at=1.0, resume_at=1.0)), a=replace(FACTS, kv_tokens=40_000)
+        )
+        now = 0.0
+        while True:
+            one = ask(now, tokens=500, max_tokens=100, cls=cls)
+            if not isinstance(admission.offer(one, now), Admit):
+                break
+            admission.on_first_token(one, now + 0.05)
+            now += 0.2
+        shares[cls] = admission.books["a"].use()
+    assert shares[Class.VIP] > shares[Class.NORMAL] > shares[Class.LOW]
+
+
+def test_over_the_line_all_but_vip_are_refused_at_once(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, kv_tokens=10_000))
+    now = 0.0
+    while isinstance(admission.offer(one := ask(now, tokens=500, max_tokens=100, cls=Class.VIP), now), Admit):
+        admission.on_first_token(one, now + 0.05)
+        now += 0.2
+    assert admission.books["a"].shed.over
+    refused = admission.offer(ask(now, tokens=10, max_tokens=10), now)
+    assert isinstance(refused, Refuse)
+    assert refused.reason == "shed_kv"
+
+
+def test_an_engine_that_preempts_is_over_the_line_already(ask: Asks) -> None:
+    admission = policy()
+    admission.on_report("a", Report(preemptions=5), 0.0)
+    fill(admission, ask, 1)
+    for i in range(3):
+        admission.on_report("a", Report(preemptions=6 + i), 0.25 * (i + 1))
+    refused = admission.offer(ask(1.0), 1.0)
+    assert isinstance(refused, Refuse)
+    assert refused.reason == "shed_preempting"
+    vip = ask(1.0, cls=Class.VIP)
+    assert isinstance(admission.offer(vip, 1.0), Admit)
+    admission.on_first_token(vip, 1.1)
+    admission.on_report("a", Report(preemptions=8), 89.0)
+    assert isinstance(admission.offer(ask(90.0), 90.0), Admit), "the level falls while nothing is preempted"
+
+
+def test_low_waits_for_idle_capacity(ask: Asks) -> None:
+    admission = policy()
+    admission.offer(ask(tokens=2000), 0.0)
+    low = ask(tokens=100, cls=Class.LOW)
+    assert isinstance(admission.offer(low, 0.0), Wait)
+    assert admission.due(0.05) == []
+    assert [(a, type(d)) for a, d in admission.due(0.5)] == [(low, Admit)]
+
+
+def test_better_classes_go_first_whoever_came_first(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=1))
+    (running,) = fill(admission, ask, 1)
+    order = [ask(0.1, cls=c) for c in (Class.LOW, Class.NORMAL, Class.VIP, Class.NORMAL)]
+    for one in order:
+        assert isinstance(admission.offer(one, 0.1), Wait)
+    went = []
+    now = 0.2
+    while running is not None:
+        admission.on_end(running, now, tokens=1)
+        found = admission.due(now)
+        running = found[0][0] if found else None  # type: ignore[assignment]
+        if running is not None:
+            went.append(running)
+            admission.on_first_token(running, now + 0.01)
+        now += 0.05
+    assert went == [order[2], order[1], order[3], order[0]]
+
+
+def test_a_newcomer_does_not_overtake_those_who_wait(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=2))
+    fill(admission, ask, 1)
+    big = ask(0.1, n=2)
+    assert isinstance(admission.offer(big, 0.1), Wait)
+    assert isinstance(admission.offer(ask(0.1), 0.1), Wait), "though one place is free"
+    assert isinstance(admission.offer(ask(0.1, cls=Class.VIP), 0.1), Admit)
+
+
+def test_waiting_ends_at_the_deadline(ask: Asks) -> None:
+    admission = policy(replace(RULES, wait=1.0), a=replace(FACTS, max_num_seqs=1))
+    fill(admission, ask, 1)
+    low = ask(0.1, cls=Class.LOW)
+    assert isinstance(admission.offer(low, 0.1), Wait)
+    assert admission.due(1.05) == []
+    ((late, decision),) = admission.due(1.2)
+    assert late is low
+    assert isinstance(decision, Refuse)
+    assert (decision.reason, decision.waited) == ("deadline", True)
+
+
+def test_one_whose_promise_is_out_of_reach_by_now_is_told_so(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=1))
+    fill(admission, ask, 1)
+    normal = ask(0.1, tokens=5_000)
+    assert isinstance(admission.offer(normal, 0.1), Wait)
+    ((told, decision),) = admission.due(1.3)
+    assert told is normal
+    assert isinstance(decision, Refuse)
+    assert decision.reason == "slo"
+
+
+def test_a_client_that_leaves_while_waiting_leaves_nothing(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=1))
+    fill(admission, ask, 1)
+    waiting = ask(0.1)
+    admission.offer(waiting, 0.1)
+    admission.on_end(waiting, 0.2, whole=False)
+    assert admission.waiting(Class.NORMAL) == (0, 0)
+    assert admission.due(0.3) == []
+
+
+def test_models_do_not_block_each_other(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=1), b=FACTS)
+    assert isinstance(admission.offer(ask(model="x", engines=("a",)), 0.0), Admit)
+    assert isinstance(admission.offer(ask(model="x", engines=("a",)), 0.0), Wait)
+    assert isinstance(admission.offer(ask(model="y", engines=("b",)), 0.0), Admit)
+
+
+def test_an_engine_that_goes_takes_no_more_and_one_that_comes_serves_those_who_wait(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=1))
+    (running,) = fill(admission, ask, 1)
+    waiting = ask(0.1)
+    admission.offer(waiting, 0.1)
+    assert admission.engine_gone("a", 0.2) == [running]
+    admission.on_end(running, 0.2, whole=False)
+    assert admission.due(0.25) == []
+    admission.engine_here("b", FACTS, 0.3)
+    ((woken, decision),) = admission.due(0.3)
+    assert woken is waiting
+    assert isinstance(decision, Admit)
+    assert decision.engine == "b"
+
+
+def test_a_reload_keeps_order_and_loses_none(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=1))
+    fill(admission, ask, 1)
+    waiting = [ask(0.1, tokens=10, cls=Class.LOW) for _ in range(5)]
+    for one in waiting:
+        assert isinstance(admission.offer(one, 0.1), Wait)
+    told = admission.configure(replace(RULES, queue=QueueRules(requests=6, low_share=0.5)), 0.2)
+    assert [a for a, d in told if isinstance(d, Refuse) and d.reason == "reload"] == [waiting[4], waiting[3]] or [
+        a for a, _ in told
+    ] == waiting[3:]
+    assert admission.waiting(Class.LOW) == (3, 30)
+
+
+def test_each_refusal_gets_a_later_slot_and_none_beyond_the_bound(ask: Asks) -> None:
+    admission = policy()
+    waits = []
+    for _ in range(200):
+        decision = admission.offer(ask(tokens=20_000), 0.0)
+        assert isinstance(decision, Refuse)
+        waits.append(decision.retry_after)
+    assert waits[0] < waits[5] < waits[9]
+    assert max(waits) <= 61
+    assert len(set(waits[:10])) == 10
+
+
+def test_an_answer_read_whole_is_presumed_to_have_begun_when_it_was_promised(ask: Asks) -> None:
+    admission = policy()
+    unary = ask(tokens=1000, streams=False)
+    decision = admission.offer(unary, 0.0)
+    assert isinstance(decision, Admit)
+    assert admission.next_due() == pytest.approx(decision.bound)
+    admission.due(decision.bound)
+    assert unary.stage is Stage.ANSWERING
+    assert admission.books["a"].decoding == 1
+    assert admission.books["a"].ttft.learned == 0
+    admission.on_end(unary, 2.0, tokens=30)
+    assert admission.books["a"].decoding == 0
+
+
+def test_a_quote_decides_nothing(ask: Asks) -> None:
+    admission = policy()
+    one = ask(tokens=1000)
+    first = admission.quote(one, 0.0)
+    assert first.now
+    assert first == admission.quote(one, 0.0)
+    assert one.stage is Stage.NEW
+    assert repr(admission.books["a"]).startswith("<EngineBooks a 0 in flight, 0 decoding")
+
+
+def test_an_engine_that_does_not_say_its_capacity_has_none_until_it_does(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, kv_tokens=None))
+    fill(admission, ask, 30)
+    assert admission.books["a"].use() < 0.01
+    admission.on_report("a", Report(kv_tokens=4_000), 0.2)
+    assert admission.books["a"].use() > 0.85
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("wait", 0.0, "wait must be greater than 0"),
+        ("tpot", 0.0, "tpot must be greater than 0"),
+        ("z", -1.0, "z must be at least 0"),
+        ("ttft", {Class.VIP: 1.0}, "ttft needs a number greater than 0 for normal"),
+        ("ceilings", dict.fromkeys(Class, 1.5), r"ceilings\.vip must be at most 1"),
+        ("ttft_multiple", -1.0, "ttft_multiple must be at least 0"),
+    ],
+)
+def test_rules_that_contradict_themselves(field: str, value: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(RULES, **{field: value})
+
+
+# --- by properties ---------------------------------------------------------------------------------------------------
+
+STEP = st.tuples(
+    st.floats(0, 0.3),
+    st.sampled_from(["offer", "offer", "offer", "first", "end", "cancel", "report", "due", "gone", "here", "reload"]),
+    st.integers(0, 1 << 30),
+)
+
+
+@examples(max_examples=200, deadline=None)
+@given(st.lists(STEP, max_size=80))
+def test_whatever_happens_the_books_are_right_and_everyone_is_told(steps: list[tuple[float, str, int]]) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=4, kv_tokens=20_000), b=replace(FACTS, kv_tokens=6_000))
+    make = Asks()
+    now = 0.0
+    waiting: dict[int, Ask] = {}
+    running: dict[int, Ask] = {}
+
+    def hear(one: Ask, decision: Decision) -> None:
+        waiting.pop(one.key, None)
+        if isinstance(decision, Admit):
+            running[one.key] = one
+        elif isinstance(decision, Wait):
+            waiting[one.key] = one
+        else:
+            assert one.stage is Stage.ENDED
+            assert 1.0 <= decision.retry_after <= 61.0
+
+    for gap, what, dice in steps:
+        now += gap
+        pick = sorted(running)[dice % len(running)] if running else None
+        if what == "offer":
+            cls = list(Class)[dice % 3]
+            one = make(
+                now, tokens=1 + dice % 3000, cls=cls, tenant=f"t{dice % 4}", max_tokens=dice % 500 + 1, n=1 + dice % 2
+            )
+            hear(one, admission.offer(one, now))
+        elif what == "first" and pick is not None:
+            admission.on_first_token(running[pick], now)
+        elif what in ("end", "cancel") and pick is not None:
+            admission.on_end(running.pop(pick), now, tokens=dice % 300, whole=what == "end")
+        elif what == "cancel" and waiting:
+            admission.on_end(waiting.pop(sorted(waiting)[dice % len(waiting)]), now, whole=False)
+        elif what == "report":
+            admission.on_report("ab"[dice % 2], Report(kv_used=dice % 100 / 99, preemptions=dice % 7), now)
+        elif what == "gone":
+            for one in admission.engine_gone("b", now):
+                admission.on_end(running.pop(one.key), now, whole=False)
+        elif what == "here" and "b" not in admission.books:
+            admission.engine_here("b", FACTS, now)
+        elif what == "reload":
+            for one, decision in admission.configure(replace(RULES, wait=1.0 + dice % 3), now):
+                hear(one, decision)
+        for one, decision in admission.due(now):
+            hear(one, decision)
+        assert sum(admission.waiting(c)[0] for c in Class) == len(waiting)
+        books = admission.books.values()
+        assert sorted(k for b in books for k in b.asks) == sorted(running)
+        for b in books:
+            assert b.sequences == sum(a.n for a in b.asks.values())
+            assert b.decoding == sum(a.n for a in b.asks.values() if a.stage is Stage.ANSWERING)
+            assert len(b.ttft) == sum(a.stage is Stage.ADMITTED for a in b.asks.values())
+            assert b.kv.requests == len(b.asks)
+    for one in list(running.values()):
+        admission.on_end(one, now, tokens=5)
+    now += 10
+    for one, decision in admission.due(now):
+        hear(one, decision)
+        if one.key in running and one.stage is not Stage.ENDED:
+            admission.on_end(one, now, whole=False)
+    assert not waiting
+    assert all(b.kv.requests == b.sequences == b.decoding == 0 for b in admission.books.values())
+    assert admission.next_due() == inf

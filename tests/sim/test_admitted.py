@@ -1,0 +1,132 @@
+"""The gateway's admission in the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from forebay.policy.engine_books import Facts
+from forebay.policy.rules import Rules
+from forebay.policy.ttft import PrefillPrior
+from forebay.sim.admitted import Admitted
+from forebay.sim.cluster import Cluster, LeastRequests
+from forebay.sim.engine import EngineModel
+from forebay.sim.rates import RateStepTime
+from forebay.sim.results import Outcome
+from forebay.sim.settings import EngineSettings
+from forebay.sim.workload import Ask
+from forebay.sim.workloads import open_workload
+
+SETTINGS = EngineSettings(num_blocks=2_000, max_num_seqs=64, max_num_batched_tokens=2_048, max_model_len=8_192)
+STEPS = RateStepTime(prefill_rate=10_000.0, decode_rate=50.0, batch_slowdown=0.005)
+FACTS = Facts(
+    kv_tokens=SETTINGS.kv_tokens,
+    max_num_seqs=SETTINGS.max_num_seqs,
+    prefill=PrefillPrior.of(STEPS, SETTINGS.max_num_batched_tokens),
+)
+FLOOD = (
+    "burst:requests=200,prompt=lognormal(400;0.6),output=lognormal(100;0.5),classes=(vip=10;normal=60;low=30),seed=3"
+)
+LOAD = (
+    "poisson:rate=40,duration=60,prompt=lognormal(400;0.6),output=lognormal(100;0.5),classes=(vip=10;normal=60;low=30)"
+)
+
+
+def simulate(workload: str, policy: str, *, patience: float = float("inf")) -> tuple[Cluster, Admitted | None]:
+    chosen = Admitted(Rules(), [FACTS] * 2) if policy == "admission" else None
+    cluster = Cluster(
+        lambda listener, i: EngineModel(SETTINGS, STEPS, listener, name=i),
+        2,
+        chosen or LeastRequests(2),
+        max_model_len=SETTINGS.max_model_len,
+        patience=patience,
+    )
+    cluster.run(open_workload(workload).asks())
+    return cluster, chosen
+
+
+def ttfts(cluster: Cluster, cls: str | None = None) -> list[float]:
+    """Of those that have one; infinite for those of the class that were refused."""
+    requests = cluster.record.requests
+    wanted = requests.classes.number(cls) if cls is not None else -1
+    return [
+        first - arrival if first == first else float("inf")
+        for arrival, first, number in zip(requests.arrival, requests.first, requests.cls, strict=True)
+        if cls is None or number == wanted
+    ]
+
+
+def test_in_a_flood_every_promise_is_kept_and_no_engine_preempts() -> None:
+    cluster, policy = simulate(FLOOD, "admission")
+    plain, _ = simulate(FLOOD, "none")
+    kept = [t for t in ttfts(cluster) if t < float("inf")]
+    assert max(kept) <= 1.5
+    assert all(t <= 1.5 for t in ttfts(cluster, "vip"))
+    assert sum(e.stats.preemptions for e in cluster.engines) == 0
+    assert len(kept) >= 40
+    assert sum(t <= 1.5 for t in ttfts(plain, "vip")) < 0.5 * len(ttfts(plain, "vip"))
+    assert policy is not None
+    assert all(b.kv.requests == 0 for b in policy.admission.books.values())
+
+
+def test_under_three_times_the_load_more_are_served_in_time_than_without() -> None:
+    admitted, _ = simulate(LOAD, "admission")
+    plain, _ = simulate(LOAD, "none")
+
+    def good(cluster: Cluster) -> int:
+        return sum(t <= 1.5 for t in ttfts(cluster))
+
+    assert good(admitted) > 2 * good(plain)
+    vip = ttfts(admitted, "vip")
+    assert sum(t <= 1.5 for t in vip) >= 0.99 * len(vip)
+
+
+def test_equal_inputs_give_equal_decisions() -> None:
+    first, second = simulate(LOAD, "admission")[0], simulate(LOAD, "admission")[0]
+    assert list(first.record.requests.end) == list(second.record.requests.end)
+    assert list(first.record.requests.engine) == list(second.record.requests.engine)
+
+
+def test_clients_that_lose_patience_leave_the_queue_and_the_engines() -> None:
+    cluster, policy = simulate(LOAD, "admission", patience=0.4)
+    requests = cluster.record.requests
+    outcomes = {Outcome(o) for o in requests.outcome}
+    assert outcomes == {Outcome.FINISHED, Outcome.REFUSED, Outcome.ABANDONED}
+    assert not cluster.record.waiting
+    assert not cluster.record.jobs
+    assert policy is not None
+    assert all(b.kv.requests == b.sequences == 0 for b in policy.admission.books.values())
+
+
+@examples(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 0.5), st.integers(1, 4_000), st.integers(1, 300), st.sampled_from(["vip", "normal", "low"])
+        ),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_every_request_ends_and_nothing_is_left(rows: list[tuple[float, int, int, str]]) -> None:
+    at = 0.0
+    asks = []
+    for gap, prompt, output, cls in rows:
+        at += gap
+        asks.append(Ask(at, prompt, output, cls=cls))
+    small = replace(SETTINGS, num_blocks=400, max_num_seqs=4)
+    policy = Admitted(Rules(), [replace(FACTS, kv_tokens=small.kv_tokens, max_num_seqs=4)])
+    cluster = Cluster(
+        lambda listener, i: EngineModel(small, STEPS, listener), 1, policy, max_model_len=SETTINGS.max_model_len
+    )
+    cluster.run(iter(asks))
+    requests = cluster.record.requests
+    assert all(o != 0 for o in requests.outcome)
+    assert cluster.engines[0].kv_usage == 0
+    (books,) = policy.admission.books.values()
+    assert books.kv.requests == books.sequences == books.decoding == len(books.ttft) == 0
+    assert policy.admission.next_due() == pytest.approx(float("inf"))
