@@ -178,9 +178,9 @@ def test_only_the_first_chunk_must_fit_where_whole_prompts_are_not_reserved() ->
 
 @pytest.mark.parametrize(("watermark", "admitted"), [(0.0, 1), (0.3, 1), (0.5, 20)])
 def test_the_watermark_stays_free_when_jobs_are_admitted(watermark: float, admitted: int) -> None:
-    model, log = engine(num_blocks=11, watermark=watermark, async_scheduling=False)
+    model, log = engine(num_blocks=13, watermark=watermark, async_scheduling=False)
     model.submit(Job(4, 20), 0.0)
-    model.submit(Job(16, 1), 0.5)  # 4 blocks of the 8 that are free from the second step on
+    model.submit(Job(20, 1), 0.5)  # 5 blocks of the 10 that are free from the second step on
     finish(model)
     assert log.told(1)[0] == f"scheduled {admitted}"
 
@@ -289,6 +289,31 @@ def test_what_can_never_fit_is_refused() -> None:
     model.submit(Job(9, 3), 0.0)
     finish(model)
     assert model.stats.finished == 1
+
+
+def test_what_never_fits_beside_the_watermark_is_refused() -> None:
+    model, _ = engine(num_blocks=11, watermark=0.5)  # 10 blocks, of which 5 stay free
+    with pytest.raises(TooLong, match=r"16 prompt and 5 output tokens are more than 20, the engine's KV cache"):
+        model.submit(Job(16, 5), 0.0)
+    model.submit(Job(16, 4), 0.0)
+    finish(model)
+    assert model.stats.finished == 1
+
+
+@pytest.mark.parametrize("batching", ["static", "dynamic"])
+def test_a_batch_ends_though_its_members_are_held_and_what_is_held_is_released(batching: str) -> None:
+    model, log = engine(batching=batching, batch_wait=0.0, role="prefill", max_num_seqs=2, lease_seconds=50.0)
+    jobs = [Job(4, 9) for _ in range(4)]
+    for job in jobs:
+        model.submit(job, 0.0)
+    model.advance(10.0)
+    assert [job.state for job in jobs] == [State.HELD] * 4
+    model.release(jobs[0], 10.0)
+    assert model.kv_usage > 0
+    finish(model)
+    assert model.kv_usage == 0
+    assert model.stats.leases_expired == 3
+    assert sum(what == "finished" for _, what, _ in log.lines) == 4
 
 
 def test_static_batches_wait_until_full_and_end_together() -> None:

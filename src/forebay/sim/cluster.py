@@ -282,14 +282,16 @@ class Cluster:
                 return
         now = 0.0
         while record.ended < len(requests) and not self.stopped and now < self._until:
-            now = min(
+            due = min(
                 self._heap[0][0] if self._heap else inf,
                 self._coming[0][0] if self._coming else inf,
+                self._leaving[0][0] if self._leaving else inf,
                 max(now, self._policy.next_due()),
                 self._until,
             )
-            if now == inf:
+            if due == inf:
                 break
+            now = due
             self._pass(now)
         self._close(record.last if record.ended == len(requests) else max(now, self._now()))
 

@@ -130,7 +130,7 @@ class EngineModel:
         self.advance(now)
         scheduler, settings = self._scheduler, self.settings
         total = job.prompt_tokens + job.output_tokens
-        room = scheduler.pool.capacity * settings.block_size
+        room = scheduler.room
         if total > settings.max_model_len or total > room:
             limit, what = min((settings.max_model_len, "the model's context"), (room, "the engine's KV cache"))
             raise TooLong(
@@ -397,6 +397,8 @@ class EngineModel:
                 delivered = self.delivered(job)
                 self._scheduler.release(job)
                 job.generated = delivered
+            elif job.state is State.HELD:  # prefilled in the step that ran meanwhile
+                self._scheduler.release(job)
             else:
                 continue
             job.state = State.CANCELLED

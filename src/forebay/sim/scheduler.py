@@ -91,6 +91,11 @@ class Scheduler:
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
+    @property
+    def room(self) -> int:
+        """The most tokens of one job: what is never free under the watermark cannot be had."""
+        return max(0, self.pool.capacity - self._keep_free) * self.settings.block_size
+
     def enqueue(self, job: Job) -> None:
         self.line.put(job)
 
@@ -157,8 +162,7 @@ class Scheduler:
             return step
         if not self._joining:
             return None
-        behind = self.schedule(now)  # all it did was to swap in: they decode at once
-        if behind is not None:
+        if (behind := self.schedule(now)) is not None:  # all it did was to swap in: they decode at once
             behind.swap_seconds += step.swap_seconds
         return behind
 
@@ -455,13 +459,13 @@ class Scheduler:
 
     def end_batch(self) -> None:
         """Where all members of a fixed batch have ended: all of it is released."""
-        if any(job.state not in (State.DONE, State.CANCELLED) for job in self.running):
+        if any(job.state not in (State.DONE, State.CANCELLED, State.HELD) for job in self.running):
             return
         members, self.running = self.running, {}
         self.n = self._sum_base = self._batch_size = 0
         self._need = [0] * self.settings.block_size
         for job in members:
-            if job.lease is not None:
+            if job.lease is not None and job.state is not State.HELD:
                 self.pool.give_back(job.lease, 0)
                 self.pool.close(job.lease)
 
@@ -476,7 +480,7 @@ class Scheduler:
                 self._prefilling.remove(job)
             if not job.generated:
                 self.prefill_backlog -= job.prompt_tokens
-        if not self._continuous:
+        if not self._continuous and job in self.running:
             return
         self.running.pop(job, None)
         if job.lease is not None:
