@@ -302,7 +302,6 @@ def test_an_answer_read_whole_is_presumed_to_have_begun_when_it_was_promised(ask
     unary = ask(tokens=1000, streams=False)
     decision = admission.offer(unary, 0.0)
     assert isinstance(decision, Admit)
-    assert admission.next_due() == pytest.approx(decision.bound)
     admission.due(decision.bound)
     assert unary.stage is Stage.ANSWERING
     assert admission.books["a"].decoding == 1

@@ -95,6 +95,7 @@ class Admission:
         if not books:
             ask.stage = Stage.ENDED
             return Refuse("no_engine", 1.0)
+        self._presume(now)
         ask.deadline = min(ask.deadline, ask.arrival + self.rules.wait)
         if not self._ahead(ask) and (ask.cls is not Class.LOW or any(b.idle(now) for b in books)):
             found = self._place(ask, ask.cls, now)
@@ -122,9 +123,7 @@ class Admission:
     def due(self, now: float) -> list[tuple[Ask, Decision]]:
         """Those who waited and may go now, or must be refused."""
         out, self._put_out = self._put_out, []
-        unseen = self._unseen
-        while unseen and unseen[0][0] <= now:
-            self._presume(heappop(unseen)[2])
+        self._presume(now)
         waiting = False
         for room in self.rooms.values():
             if len(room):
@@ -157,10 +156,7 @@ class Admission:
         """When to call `due` if nothing else happens; infinity: never."""
         if self._put_out:
             return -inf
-        due = self._look_at
-        if self._unseen and self._unseen[0][0] < due:
-            due = self._unseen[0][0]
-        return due
+        return self._look_at
 
     # --- telling -----------------------------------------------------------------------------------------------------
 
@@ -227,11 +223,15 @@ class Admission:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _presume(self, ask: Ask) -> None:
-        books = self.books.get(ask.engine)
-        if books is not None and ask.stage is Stage.ADMITTED and books.asks.get(ask.key) is ask:
-            books.presumed(ask)
-            ask.stage = Stage.ANSWERING
+    def _presume(self, now: float) -> None:
+        """First tokens that nobody sees, and that would be there by now."""
+        unseen = self._unseen
+        while unseen and unseen[0][0] <= now:
+            ask = heappop(unseen)[2]
+            books = self.books.get(ask.engine)
+            if books is not None and ask.stage is Stage.ADMITTED and books.asks.get(ask.key) is ask:
+                books.presumed(ask)
+                ask.stage = Stage.ANSWERING
 
     def _stir(self, now: float) -> None:
         if self._look_at < inf:  # somebody waits
@@ -249,6 +249,10 @@ class Admission:
         best: EngineBooks | None = None
         best_bound = inf
         books = self._candidates(ask)
+        if len(books) == 1:
+            (best,) = books
+            bound = best.takes(ask, cls, now)
+            return (best, bound) if bound <= best.promise(ask) - (now - ask.arrival) else None
         turn = self._turn
         for i in range(len(books)):
             one = books[(turn + i) % len(books)]

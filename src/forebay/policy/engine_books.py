@@ -14,6 +14,8 @@ from forebay.policy.rules import Rules
 from forebay.policy.shed import Shedder
 from forebay.policy.ttft import PrefillPrior, TtftBook
 
+LEARN_EVERY: Final = 0.002
+"""Seconds between two answers of an engine that the length statistics take in: more would cost more than they teach."""
 _UNBOUNDED: Final = 1 << 40
 """Blocks of an engine that does not say how many it has."""
 
@@ -58,6 +60,8 @@ class EngineBooks:
         self.sequences = 0
         """Answers in flight: the sum of `n`."""
         self.decoding = 0
+        self._learned_at = -inf
+        self._length = (0.0, 0.0)  # mean and variance for the ask that was last looked at
         self._paced = 0.0
         self._paced_at = -inf
 
@@ -89,7 +93,7 @@ class EngineBooks:
                 return inf
         if rules.tpot < inf and not vip and not self._in_pace(now):
             return inf
-        mean, var = self.lengths.residual(self.group(ask), 0, ask.max_tokens)
+        mean, var = self._length = self.lengths.residual(self.group(ask), 0, ask.max_tokens)
         if not self.kv.fits(ask.prompt_tokens, mean, var, ask.n, ceiling_share=self.shed.ceiling(cls)):
             return inf
         return ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)[1]
@@ -111,14 +115,16 @@ class EngineBooks:
     # --- telling -----------------------------------------------------------------------------------------------------
 
     def admit(self, ask: Ask, now: float) -> None:
-        mean, var = self.lengths.residual(self.group(ask), 0, ask.max_tokens)
+        """Right after `takes`."""
+        mean, var = self._length
         ask.expected = mean * ask.n
         self.kv.hold(ask.key, ask.prompt_tokens, mean, var, n=ask.n)
         self.ttft.dispatched(ask.key, ask.prompt_tokens, 0, now, decoding=self.decoding)
         self.asks[ask.key] = ask
         self.sequences += ask.n
         self._pace(ask, now)
-        self.shed.on_use(self.use(), now)
+        if self.kv.may_reach(self.rules.shed.resume_at * self.shed.scale):
+            self.shed.on_use(self.use(), now)
 
     def first_token(self, ask: Ask, now: float) -> None:
         self.ttft.first_token(ask.key, now)
@@ -147,9 +153,11 @@ class EngineBooks:
             self.ttft.gone(ask.key, now)
         else:
             self.ttft.forget(ask.key)
-        if ask.produced:
+        if ask.produced and now - self._learned_at >= LEARN_EVERY:
+            self._learned_at = now
             self.lengths.observe(self.group(ask), ask.produced, censored=not whole)
-        self.shed.on_use(self.use(), now)
+        if self.shed.over:
+            self.shed.on_use(self.use(), now)
 
     def report(self, report: Report, now: float) -> None:
         blocks = None

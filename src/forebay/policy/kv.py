@@ -224,6 +224,12 @@ class KvBook:
             self._draw()
         return self._best + self._shared + self._correction
 
+    def may_reach(self, share: float) -> bool:
+        """False where the peak is under this share of the capacity for certain; in O(1)."""
+        room = share * self.capacity_blocks - self._shared - self._correction
+        claim = self._claim + self._answers * (self.block_size - 1)
+        return claim + self.z * sqrt(self._variance) > room * self.block_size
+
     def free_blocks(self, ceiling_share: float) -> float:
         """Blocks under this share of the capacity at the predicted worst moment; below 0 where it is passed."""
         return ceiling_share * self.capacity_blocks - self.peak()

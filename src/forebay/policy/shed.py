@@ -133,7 +133,7 @@ class Shedder:
 
     def ceiling(self, cls: Class) -> float:
         """The share of the KV cache that the predicted peak may reach with an ask of the class."""
-        return self._ceilings[cls] * self._scale
+        return self._ceilings[cls] * self.scale
 
     def configure(self, rules: ShedRules, ceilings: Mapping[Class, float], now: float) -> None:
         """A reload: level and counters stay."""
@@ -150,7 +150,8 @@ class Shedder:
         return KV_FULL if self.over else PREEMPTING if self.level > 0 else ""
 
     @property
-    def _scale(self) -> float:
+    def scale(self) -> float:
+        """What the level leaves of thresholds and ceilings."""
         return 1.0 - self.rules.depth * self.level
 
     def _fall(self, now: float) -> None:
@@ -163,15 +164,15 @@ class Shedder:
     def _judge(self, now: float) -> None:
         rules = self.rules
         if self.over:
-            if self.use < rules.resume_at * self._scale:
+            if self.use < rules.resume_at * self.scale:
                 self.over = False
                 self.history.append(Shed(now, self.level, self.reason))
-        elif self.use >= rules.shed_at * self._scale:
+        elif self.use >= rules.shed_at * self.scale:
             self.over = True
             self.history.append(Shed(now, self.level, KV_FULL))
 
     def __repr__(self) -> str:
-        line = (self.rules.resume_at if self.over else self.rules.shed_at) * self._scale
+        line = (self.rules.resume_at if self.over else self.rules.shed_at) * self.scale
         why = f" {self.reason}" if self.reason else ""
         return f"<Shedder{why}, level {self.level:.2f}, KV {self.use:.0%} of {line:.0%}>"
 
