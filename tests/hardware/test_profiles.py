@@ -216,7 +216,7 @@ def test_names_and_paths_that_are_none(tmp_path: Path, make_bundle: Make) -> Non
         (lambda d: d["seconds"]["dense"].pop(), r"seconds\.dense must be 23 numbers"),
         (
             lambda d: d["seconds"]["decode"][3].__setitem__(0, -1),
-            r"seconds\.decode\[3\] must be finite numbers, 0 or more",
+            r"seconds\.decode\[3\] must be numbers from 0 to 1,000",
         ),
         (lambda d: d.pop("shape"), "shape does not describe a model"),
         (lambda d: d["axes"]["kv"].reverse(), r"axes\.kv must rise"),

@@ -170,7 +170,7 @@ def test_a_taken_port_is_71_and_says_which() -> None:
         (["--model", "a", "--model", "a"], "--model must be given a different name"),
         (["--port", "70000"], "--port must be 0 to 65535"),
         (["--fault", "refuse=3"], "PUT /control/faults"),
-        (["--speed", "0"], "--speed must be greater than 0, not 0"),
+        (["--speed", "0"], "--speed must be from 1e-06 to 1,000,000, not 0"),
         (["--max-num-batched-tokens", "10"], "--max-num-batched-tokens (10) must not be less than max_num_seqs (256)"),
         (["--kv-tokens", "100", "--max-model-len", "200"], "200 is more than the KV cache holds, 96 tokens"),
         (["--watermark", "1"], "--watermark must be at least 0 and less than 1, not 1"),

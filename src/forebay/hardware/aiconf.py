@@ -25,14 +25,15 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .catalogue import find_gpu
 from .comm import Ranks, logits_seconds, step_seconds
-from .csvtable import BadProfile
+from .csvtable import MAX_NUMBER, MAX_US, BadProfile
+from .files import read
 from .shapes import Gpu, ModelShape, dtype_name
 from .tables import CAPTURE_SIZES, Curve, Decode, MeasuredSteps, Prefill
 
@@ -40,6 +41,7 @@ MISSING = ("rotary embedding", "QK norm", "KV cache write", "sampler", "gaps bet
 PACKAGE = "aiconfigurator-core"
 _FORMAT = 1
 _MS = 1e-3
+_MAX_SECONDS = MAX_US * 1e-6
 
 _TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
 _CHUNKS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
@@ -338,20 +340,22 @@ def _named(wanted: Wanted) -> Wanted:
     return replace(wanted, dtype=dtype_name(wanted.dtype), kv_dtype=kv)
 
 
-def _numbers(value: Any, length: int, where: str) -> list[float]:
+def _numbers(value: Any, length: int, where: str, most: float = MAX_NUMBER) -> list[float]:
     if not isinstance(value, list) or len(value) != length:
         raise BadProfile(f"{where} must be {length} numbers")
-    if not all(isinstance(v, int | float) and isfinite(v) and v >= 0 for v in value):
-        raise BadProfile(f"{where} must be finite numbers, 0 or more")
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= most for v in value):
+        raise BadProfile(f"{where} must be numbers from 0 to {most:,.0f}")
     return [float(v) for v in value]
 
 
 def read_document(path: Path) -> dict[str, Any]:
     """A compiled profile as it was written. Raises `BadProfile`."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read(path))
     except OSError as e:
         raise BadProfile(f"{path}: cannot be read: {e.strerror or e}") from e
+    except RecursionError:
+        raise BadProfile(f"{path}: is nested too deeply") from None
     except ValueError as e:
         raise BadProfile(f"{path}: is not JSON: {e}") from e
     if not isinstance(document, dict) or document.get("forebay_aiconfigurator") != _FORMAT:
@@ -362,9 +366,14 @@ def read_document(path: Path) -> dict[str, Any]:
 def shape_of(document: dict[str, Any], path: Path) -> ModelShape:
     """The model that a compiled profile is of. Raises `BadProfile`."""
     try:
-        return ModelShape(**document["shape"])
+        shape = ModelShape(**document["shape"])
     except (KeyError, TypeError) as e:
         raise BadProfile(f"{path}: shape does not describe a model: {e}") from e
+    for f in fields(ModelShape):
+        value = getattr(shape, f.name)
+        if type(value).__name__ != f.type or (f.type == "int" and not 0 <= value <= MAX_NUMBER):
+            raise BadProfile(f"{path}: shape.{f.name} is {str(value)[:40]!r}, no {f.type} of a model")
+    return shape
 
 
 def load_profile(
@@ -385,12 +394,12 @@ def load_profile(
             k: _numbers(axes[k], len(axes[k]), f"{path}: axes.{k}") for k in ("tokens", "chunk", "context", "n", "kv")
         }
         curves = {
-            name: Curve(axis[on], _numbers(seconds[name], len(axis[on]), f"{path}: seconds.{name}"))
+            name: Curve(axis[on], _numbers(seconds[name], len(axis[on]), f"{path}: seconds.{name}", _MAX_SECONDS))
             for name, on in _CURVES.items()
         }
         grids = {
             name: [
-                _numbers(row, len(axis[across]), f"{path}: seconds.{name}[{i}]")
+                _numbers(row, len(axis[across]), f"{path}: seconds.{name}[{i}]", _MAX_SECONDS)
                 for i, row in enumerate(_rows(seconds[name], len(axis[down]), f"{path}: seconds.{name}"))
             ]
             for name, down, across in (("prefill", "chunk", "context"), ("decode", "n", "kv"))
@@ -401,7 +410,11 @@ def load_profile(
         if sorted(set(points)) != points:
             raise BadProfile(f"{path}: axes.{name} must rise")
     model, card = shape_of(document, path), gpu or find_gpu(str(document["gpu"]))
-    ranks = Ranks(*(int(engine[k]) for k in ("tp", "dp", "ep")))
+    try:
+        ranks = Ranks(*(int(engine[k]) for k in ("tp", "dp", "ep")))
+        model.check_tp(ranks.tp)
+    except (KeyError, TypeError, ValueError) as e:
+        raise BadProfile(f"{path}: engine: {e}") from e
     logits = [v + logits_seconds(model, card, ranks.tp, n) for n, v in zip(*curves["sequences"], strict=True)]
     return MeasuredSteps(
         title,

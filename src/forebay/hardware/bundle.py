@@ -9,6 +9,7 @@ from typing import Any
 from .catalogue import UnknownGpu, UnknownModel, find_gpu, find_model
 from .comm import Ranks, logits_seconds, step_seconds
 from .csvtable import BadProfile, read_curves, read_points
+from .files import read
 from .grids import at, cube, plane
 from .shapes import Gpu, ModelShape
 from .skew import load_skew
@@ -20,6 +21,8 @@ _EACH = {"layernorm": 2, "qkv_proj": 1, "qk_norm": 1, "rotary_emb": 1, "o_proj":
 _MLP = {"gate_up_proj": 1, "act_fn": 1, "down_proj": 1}
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _US = 1e-6
+_MAX_META = 1 << 20
+"""Bytes of meta.yaml."""
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -29,13 +32,18 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
     path = folder / "meta.yaml"
     try:
-        meta = YAML(typ="safe", pure=True).load(path.read_bytes())
+        meta = YAML(typ="safe", pure=True).load(read(path, _MAX_META))
     except OSError as e:
         raise BadProfile(f"{path}: cannot be read: {e.strerror or e}") from e
-    except YAMLError as e:
+    except RecursionError:
+        raise BadProfile(f"{path}: is nested too deeply") from None
+    except (YAMLError, ValueError) as e:
         raise BadProfile(f"{path}: is not YAML: {' '.join(str(e).split())[:200]}") from e
     if not isinstance(meta, dict):
         raise BadProfile(f"{path}: holds {type(meta).__name__} where keys such as model and hardware are needed")
+    for key in ("skew_fit", "engine_effective"):
+        if not isinstance(meta.get(key) or {}, dict):
+            raise BadProfile(f"{path}: {key} holds {type(meta[key]).__name__} where keys are needed")
     return meta
 
 
@@ -114,6 +122,10 @@ def load_tables(
         found = sorted(p.name for p in folder.glob("tp*") if p.is_dir())
         raise BadProfile(f"{folder}: has no tp{tp}; found {', '.join(found) or 'none'}")
     shape = _model(meta, meta_path, model)
+    try:
+        shape.check_tp(tp)
+    except ValueError as e:
+        raise BadProfile(f"{folder}: {e}") from None
     title = f"{meta.get('hardware', folder.parent.name)}/{shape.name.rpartition('/')[2]}/tp{tp}"
 
     dense = _dense(here, folder, shape, tp=tp, dp=dp, ep=ep)

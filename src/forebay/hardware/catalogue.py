@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from .files import read
 from .gpus import ALIASES as GPU_ALIASES
 from .gpus import GPUS
 from .models import ALIASES as MODEL_ALIASES
@@ -16,6 +17,8 @@ from .shapes import Gpu, ModelShape, dtype_name
 
 _SIBLINGS = ("-instruct", "-chat", "-base", "-hf", "-2507", "-fp8", "-awq", "-gptq", "-v0.1", "-v0.2", "-v0.3")
 """Parts of names that leave the shape as it is."""
+_MAX_CONFIG = 16 << 20
+"""Bytes of a config.json."""
 
 FAMILIES = frozenset(
     {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe"}
@@ -71,6 +74,11 @@ def find_model(name: str) -> ModelShape:
     path = Path(name)
     if path.suffix == ".json" or (path.is_dir() and (path / "config.json").exists()):
         return from_config(path)
+    return find_named(name)
+
+
+def find_named(name: str) -> ModelShape:
+    """The shape of a model of the catalogue. Raises `UnknownModel`."""
     names = _model_names()
     plain = _plain_model(name)
     found = names.get(plain) or names.get(plain.rpartition("/")[2])
@@ -97,9 +105,11 @@ class _Config:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            raw = json.loads(path.read_bytes())
+            raw = json.loads(read(path, _MAX_CONFIG))
         except OSError as e:
             raise BadConfig(f"{path}: cannot be read: {e.strerror or e}") from e
+        except RecursionError:
+            raise BadConfig(f"{path}: is nested too deeply") from None
         except ValueError as e:
             raise BadConfig(f"{path}: is not JSON: {e}") from e
         if not isinstance(raw, dict):
@@ -126,21 +136,41 @@ class _Config:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        return bool(self.raw.get(key, default))
+        value = self.raw.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise BadConfig(f"{self.path}: {key} is {_brief(value)} where true or false is needed")
+        return default if value is None else value
 
     def weights(self) -> str:
         quantised = self.raw.get("quantization_config")
-        if isinstance(quantised, dict):
-            method = str(quantised.get("quant_method", "")).lower()
-            bits = quantised.get("bits", 4)
-            names = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int8" if bits == 8 else "int4"}
-            if method in names:
-                return names[method]
-            raise BadConfig(f"{self.path}: quantization_config.quant_method {method!r} is none of {', '.join(names)}")
+        if quantised is not None:
+            if not isinstance(quantised, dict):
+                raise BadConfig(f"{self.path}: quantization_config is {_brief(quantised)} where an object is needed")
+            return self._quantised(quantised)
         try:
             return dtype_name(str(self.raw.get("torch_dtype") or self.raw.get("dtype") or "bf16"))
         except ValueError as e:
             raise BadConfig(f"{self.path}: torch_dtype: {e}") from e
+
+    def _quantised(self, config: dict[str, Any]) -> str:
+        at = f"{self.path}: quantization_config"
+        method = config.get("quant_method")
+        by_bits: dict[str, dict[int, str]] = {"awq": {4: "int4"}, "gptq": {4: "int4", 8: "int8"}}
+        if method in ("fp8", "mxfp4"):
+            return str(method)
+        if not isinstance(method, str) or method not in by_bits:
+            raise BadConfig(f"{at}.quant_method is {_brief(method)}, none of fp8, mxfp4, {', '.join(by_bits)}")
+        bits, known = config.get("bits", 4), by_bits[method]
+        if isinstance(bits, bool) or not isinstance(bits, int) or bits not in known:
+            raise BadConfig(f"{at}.bits is {_brief(bits)}; known of {method} are {', '.join(map(str, known))}")
+        return known[bits]
+
+
+def _brief(value: object) -> str:
+    """What a key holds, for a message."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return repr(value)[:80]
 
 
 def from_config(path: Path) -> ModelShape:
@@ -153,7 +183,10 @@ def from_config(path: Path) -> ModelShape:
     heads = c.positive("num_attention_heads")
     hidden = c.positive("hidden_size")
     experts = c.number("num_local_experts", "num_experts", "n_routed_experts", default=0)
+    kv_heads = c.positive("num_key_value_heads", default=heads)
     latent = c.number("kv_lora_rank", default=0)
+    if heads % kv_heads and not latent:
+        raise BadConfig(f"{file}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
     width = c.positive("intermediate_size") if not experts else c.number("intermediate_size", default=0)
     head_dim = c.positive("qk_nope_head_dim") if latent else c.positive("head_dim", default=max(1, hidden // heads))
     return ModelShape(
@@ -161,7 +194,7 @@ def from_config(path: Path) -> ModelShape:
         layers=c.positive("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=c.positive("num_key_value_heads", default=heads),
+        kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate=width,
         vocab=c.positive("vocab_size"),
@@ -216,10 +249,11 @@ def kv_capacity_tokens(
     """Tokens of KV cache that fit, in whole blocks: (memory · utilisation - weights / tp - activations) / KV bytes a
     token of one rank. `ep`: ranks that share the experts, where they are more than `tp`. Raises ValueError where the
     weights leave no room for one block, and says by how much."""
-    if tp < 1 or block_size < 1 or not 0 < utilisation <= 1:
-        raise ValueError(
-            f"tp and block_size must be 1 or more, utilisation in (0, 1]: {tp}, {block_size}, {utilisation}"
-        )
+    model.check_tp(tp)
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, not {block_size}")
+    if not 0 < utilisation <= 1:
+        raise ValueError(f"the share of the GPU's memory must be more than 0 and at most 1, not {utilisation:g}")
     name = dtype_name(dtype or model.dtype)
     kv = (
         dtype_name(kv_dtype)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
+from typing import Final
+
+from .files import opened
 
 MAX_ROWS = 5_000_000
 MAX_FIELD = 1_000
+MAX_US: Final = 1e9
+"""Microseconds of one kernel: a quarter of an hour."""
+MAX_NUMBER: Final = 1e12
+"""Of any other column."""
 
 
 class BadProfile(ValueError):
@@ -21,9 +29,12 @@ def _number(text: str, column: str, where: str, *, signed: bool) -> float:
     except ValueError:
         raise BadProfile(f"{where}: {column} is {text[:40]!r} where a number is needed") from None
     if not isfinite(value):
-        raise BadProfile(f"{where}: {column} is {text!r} where a finite number is needed")
+        raise BadProfile(f"{where}: {column} is {text[:40]!r} where a finite number is needed")
     if value < 0 and not signed:
-        raise BadProfile(f"{where}: {column} is {text} where 0 or more is needed")
+        raise BadProfile(f"{where}: {column} is {text[:40]} where 0 or more is needed")
+    most = MAX_US if column.endswith("_us") else MAX_NUMBER
+    if abs(value) > most:
+        raise BadProfile(f"{where}: {column} is {text[:40]} where at most {most:,.0f} is believable")
     return value
 
 
@@ -33,7 +44,7 @@ def read_rows(
     """Each row as (`file: line N`, the `text` columns, the `numbers` columns). Other columns are left out. Numbers are
     finite and not negative, but for those in `signed`. Raises `BadProfile`."""
     try:
-        with path.open(newline="", encoding="utf-8") as f:
+        with io.TextIOWrapper(opened(path), newline="", encoding="utf-8") as f:
             yield from _rows(path, f, text, numbers, frozenset(signed))
     except OSError as e:
         raise BadProfile(f"{path}: cannot be read: {e.strerror or e}") from e

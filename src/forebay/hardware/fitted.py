@@ -19,17 +19,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.errors import shown
+from forebay.hardware.files import opened
+from forebay.hardware.keys import FittedError as FittedError
+from forebay.hardware.keys import Table, point_of, said, text_of
 from forebay.hardware.steptime import Chunk, OutOfProfile
 
 FORMAT: Final = 1
 KIND: Final = "fitted"
 MAX_BYTES: Final = 1 << 20
-MAX_POINTS: Final = 1_000
-
-
-class FittedError(Exception):
-    """A profile cannot be used: its file, the key, what was found, what is allowed."""
+MAX_SECONDS: Final = 1e4
+"""Of any coefficient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +240,7 @@ def read(path: Path) -> FittedProfile:
     from ruamel.yaml.error import YAMLError
 
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as e:
         raise FittedError(f"{path}: cannot be read: {e.strerror or e}") from None
@@ -261,11 +260,12 @@ def read(path: Path) -> FittedProfile:
 
 def parse(tree: object) -> FittedProfile:
     """The profile out of what a YAML file holds. Raises FittedError that names the key."""
-    top = _Table("", tree)
+    top = Table("", tree)
+    top.only("forebay_profile", "kind", "date", *_TABLES, "notes")
     for key, wanted in (("forebay_profile", FORMAT), ("kind", KIND)):
         if (found := top.get(key)) != wanted or isinstance(found, bool):
-            raise FittedError(f"{key} must be {wanted!r}, not {_said(found)}")
-    engine = top.table("engine")
+            raise FittedError(f"{key} must be {wanted!r}, not {said(found)}")
+    engine = top.table("engine").only("kind", "version", "model", *_FACTS, "async_scheduling")
     facts = EngineFacts(
         kind=engine.text("kind"),
         version=engine.text("version", optional=True),
@@ -273,13 +273,15 @@ def parse(tree: object) -> FittedProfile:
         **{name: engine.whole(name) for name in _FACTS},
         async_scheduling=engine.flag("async_scheduling"),
     )
-    given = top.table("coefficients")
-    curve = tuple(_point(f"coefficients.curve[{i}]", x) for i, x in enumerate(given.items("curve")))
-    host, ranges, error = top.table("host"), top.table("ranges"), top.table("error")
-    mape = error.table("mape")
+    given = top.table("coefficients").only(*_UNITS, "units")
+    curve = tuple(point_of(f"coefficients.curve[{i}]", x) for i, x in enumerate(given.items("curve")))
+    host = top.table("host").only("per_request", "per_prompt_token", "units")
+    ranges = top.table("ranges").only(*_AXES)
+    error = top.table("error").only("r2", "mape", "points", "samples")
+    mape = error.table("mape").only("prefill", "decode", "mixed")
     return FittedProfile(
         engine=facts,
-        date=str(top.get("date")),
+        date=top.date("date"),
         coefficients=Coefficients(curve, **{name: given.number(name) for name in _UNITS if name != "curve"}),
         host=Host(host.number("per_request"), host.number("per_prompt_token")),
         ranges=Ranges(**{name: ranges.whole(name, optional=False) or 0 for name in _AXES}),
@@ -289,7 +291,7 @@ def parse(tree: object) -> FittedProfile:
             points=error.whole("points", optional=False) or 0,
             samples=error.whole("samples", optional=False) or 0,
         ),
-        notes=tuple(str(x) for x in top.items("notes")),
+        notes=tuple(text_of(f"notes[{i}]", x) for i, x in enumerate(top.items("notes"))),
     )
 
 
@@ -323,83 +325,8 @@ def save(profile: FittedProfile, path: str | Path) -> None:
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
+_TABLES: Final = ("engine", "coefficients", "host", "ranges", "error")
 _FACTS: Final = ("block_size", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-
-
-class _Table:
-    """A mapping of the file at its key. Its readers raise FittedError that names the key."""
-
-    def __init__(self, at: str, value: object) -> None:
-        if not isinstance(value, Mapping):
-            raise FittedError(f"{at or 'the file'} must be a mapping, not {_said(value)}")
-        self._at = at
-        self._value: Mapping[object, object] = value
-
-    def _path(self, key: str) -> str:
-        return f"{self._at}.{key}" if self._at else key
-
-    def get(self, key: str) -> object:
-        return self._value.get(key)
-
-    @property
-    def keys(self) -> list[str]:
-        return [str(k) for k in self._value]
-
-    def table(self, key: str) -> _Table:
-        return _Table(self._path(key), self.get(key))
-
-    def text(self, key: str, optional: bool = False) -> Any:
-        value = self.get(key)
-        if value is None and optional:
-            return None
-        if not isinstance(value, str) or not value:
-            raise FittedError(f"{self._path(key)} must be text, not {_said(value)}")
-        return value
-
-    def whole(self, key: str, optional: bool = True) -> int | None:
-        value = self.get(key)
-        if value is None and optional:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise FittedError(f"{self._path(key)} must be a whole number of at least 0, not {_said(value)}")
-        return value
-
-    def flag(self, key: str) -> bool | None:
-        value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise FittedError(f"{self._path(key)} must be true, false or nothing, not {_said(value)}")
-        return value
-
-    def number(self, key: str) -> float:
-        return _seconds(self._path(key), self.get(key))
-
-    def items(self, key: str) -> Sequence[object]:
-        value = self.get(key)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or len(value) > MAX_POINTS:
-            raise FittedError(f"{self._path(key)} must be a list of at most {MAX_POINTS:,}, not {_said(value)}")
-        return value
-
-
-def _seconds(at: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise FittedError(f"{at} must be a number, not {_said(value)}")
-    return float(value)
-
-
-def _point(at: str, value: object) -> tuple[int, float]:
-    if not isinstance(value, list) or len(value) != 2 or isinstance(value[0], bool) or not isinstance(value[0], int):
-        raise FittedError(f"{at} must be a pair of tokens and seconds, not {_said(value)}")
-    return value[0], _seconds(at, value[1])
-
-
-def _said(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list):
-        return f"a list of {len(value):,}"
-    return "nothing" if value is None else f"'{shown(str(value))}'"
 
 
 def _check(profile: FittedProfile) -> None:
@@ -411,12 +338,23 @@ def _check(profile: FittedProfile) -> None:
     for i, (tokens, seconds) in enumerate(found.curve):
         if tokens <= before:
             raise FittedError(f"coefficients.curve[{i}] must have more than {before} tokens, not {tokens}")
-        if not 0 <= seconds < math.inf:
-            raise FittedError(f"coefficients.curve[{i}] must have at least 0 seconds, not {seconds:g}")
+        if not 0 <= seconds <= MAX_SECONDS:
+            raise FittedError(f"coefficients.curve[{i}] must have 0 to {MAX_SECONDS:,.0f} seconds, not {seconds:g}")
         before = tokens
     if max(s for _, s in found.curve) + found.per_sequence <= 0:
         raise FittedError("coefficients say that a step takes no time")
     for at, table in (("coefficients", found), ("host", profile.host)):
         for name, value in asdict(table).items():
-            if name != "curve" and not 0 <= value < math.inf:
-                raise FittedError(f"{at}.{name} must be at least 0 seconds, not {value:g}")
+            if name != "curve" and not 0 <= value <= MAX_SECONDS:
+                raise FittedError(f"{at}.{name} must be 0 to {MAX_SECONDS:,.0f} seconds, not {value:g}")
+    facts = profile.engine
+    for name in _FACTS:
+        if (value := getattr(facts, name)) is not None and value < 1:
+            raise FittedError(f"engine.{name} must be at least 1 or nothing, not {value}")
+    if facts.kv_tokens is not None and facts.kv_tokens < (facts.block_size or 1):
+        raise FittedError(f"engine.kv_tokens must be at least a block of {facts.block_size}, not {facts.kv_tokens}")
+    if (facts.max_num_batched_tokens or math.inf) < (facts.max_num_seqs or 1):
+        raise FittedError(
+            f"engine.max_num_batched_tokens must be at least engine.max_num_seqs, {facts.max_num_seqs}, "
+            f"not {facts.max_num_batched_tokens}"
+        )

@@ -146,6 +146,16 @@ class ModelShape:
         quantised = self.expert_parameters() if name == "mxfp4" and self.experts else self.linear_parameters()
         return int(quantised * each + (self.parameters() - quantised) * 2)
 
+    def check_tp(self, tp: int) -> None:
+        """Raises ValueError where the heads cannot be spread over `tp` ranks (vLLM, config/model.py
+        `verify_with_parallel_config`; each rank needs as many query heads, and a KV head of its own or a copy)."""
+        if tp < 1:
+            raise ValueError(f"tp must be at least 1, not {tp}")
+        if self.heads % tp:
+            raise ValueError(f"{self.name} has {self.heads} attention heads, which tp {tp} does not divide")
+        if not self.kv_lora_rank and self.kv_heads % tp and tp % self.kv_heads:
+            raise ValueError(f"{self.name} has {self.kv_heads} KV heads, neither split nor copied evenly to tp {tp}")
+
     def kv_bytes_per_token(self, dtype: str = "bf16", tp: int = 1) -> int:
         """Bytes of KV cache that one token takes on one rank of `tp`. KV heads are copied to every rank where there are
         fewer than ranks; the latent of MLA is on every rank. Sliding windows are not counted: an upper bound."""

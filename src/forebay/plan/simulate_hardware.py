@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.errors import shown
+from forebay.hardware.agreement import kv_dtype_of
 from forebay.hardware.catalogue import kv_capacity_tokens
 from forebay.hardware.csvtable import BadProfile
-from forebay.hardware.fitted import FittedError, load_fitted
-from forebay.hardware.profiles import Resolved, profile_kind, resolve
+from forebay.hardware.fitted import FittedError, FittedProfile, FittedStepTime
+from forebay.hardware.profiles import Resolved, resolve
 from forebay.hardware.steptime import StepTime, WithHost
 from forebay.hardware.tables import CAPTURE_SIZES
 from forebay.sim.settings import EngineSettings
@@ -20,6 +21,10 @@ GPU: Final = "h100_sxm"
 MODEL: Final = "llama-3.1-8b"
 """What is simulated where neither a profile nor anything else says."""
 _DEFAULTS: Final[Mapping[str, Any]] = {f.name: f.default for f in fields(EngineSettings)}
+
+
+_OF_THE_ENGINE: Final = ("enforce_eager", "gpu_memory_utilization")
+"""Of `Wanted`, what a calibrated profile has in it."""
 
 
 class HardwareError(Exception):
@@ -74,8 +79,6 @@ class Hardware:
 def find_hardware(wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
     """`given`: fields of `EngineSettings` that were set by hand; KV capacity depends on them. Raises HardwareError."""
     try:
-        if wanted.profile is not None and profile_kind(Path(wanted.profile)) == "calibrated":
-            return _calibrated(Path(wanted.profile), wanted, given)
         named = wanted.profile is None
         found = resolve(
             wanted.gpu or (GPU if named else None),
@@ -87,6 +90,8 @@ def find_hardware(wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
             pad=() if wanted.enforce_eager else CAPTURE_SIZES,
             strict=wanted.strict,
         )
+        if isinstance(found.step_time, FittedStepTime):
+            return _calibrated(found, found.step_time.profile, wanted, given)
         return _resolved(found, wanted, given)
     except (LookupError, ValueError, ImportError, OSError, BadProfile, FittedError) as e:
         # str() of a LookupError may quote its message.
@@ -94,8 +99,10 @@ def find_hardware(wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
 
 
 def _resolved(found: Resolved, wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
-    engine: dict[str, Any] = {"max_model_len": found.model.max_context}
-    card = found.gpu
+    model, card = found.model, found.gpu
+    if model is None:  # of a calibrated profile only
+        raise HardwareError(f"{shown(wanted.profile)}: is of a model that is not in the catalogue")
+    engine: dict[str, Any] = {"max_model_len": model.max_context}
     if "num_blocks" not in given:
         if card is None:
             raise HardwareError(
@@ -106,30 +113,28 @@ def _resolved(found: Resolved, wanted: Wanted, given: Mapping[str, Any]) -> Hard
             name: given.get(name, _DEFAULTS[name]) for name in ("block_size", "max_num_batched_tokens", "max_num_seqs")
         }
         tokens = kv_capacity_tokens(
-            found.model,
+            model,
             card,
             tp=wanted.tp,
-            dtype=None if wanted.dtype == "auto" else wanted.dtype,
-            kv_dtype=wanted.kv_dtype,
+            dtype=found.dtype,
+            kv_dtype=found.kv_dtype,
             utilisation=wanted.gpu_memory_utilization,
             **sizes,
         )
         engine["num_blocks"] = tokens // sizes["block_size"]
     price = None if card is None else card.example_price * wanted.tp
     notes = (f"step times are a {found.note}",) if found.source == "roofline" else ()
-    kv_dtype = wanted.kv_dtype
-    if kv_dtype == "auto":
-        kv_dtype = "fp16" if found.model.dtype == "fp16" else "bf16"
+    kv_dtype = kv_dtype_of(found.kv_dtype, found.dtype or model.dtype)
     return Hardware(
         _with_host(found.step_time, wanted),
         found.source,
         found.note,
         None if card is None else card.name,
-        found.model.name,
+        model.name,
         engine,
         price,
-        notes,
-        transfer_seconds_per_token=found.model.kv_bytes_per_token(kv_dtype, 1) / wanted.kv_bandwidth,
+        (*found.notes, *notes),
+        transfer_seconds_per_token=model.kv_bytes_per_token(kv_dtype, 1) / wanted.kv_bandwidth,
     )
 
 
@@ -137,10 +142,13 @@ def _with_host(steps: StepTime, wanted: Wanted) -> StepTime:
     return WithHost(steps, wanted.host, wanted.host_prefill) if wanted.host or wanted.host_prefill else steps
 
 
-def _calibrated(path: Path, wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
+def _calibrated(found: Resolved, profile: FittedProfile, wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
     """A fit to a live engine brings that engine's own sizes."""
-    steps = load_fitted(path, wanted.strict)
-    facts = steps.profile.engine
+    facts, path = profile.engine, shown(wanted.profile, 300)
+    ignored = [f.name for f in fields(Wanted) if f.name in _OF_THE_ENGINE and getattr(wanted, f.name) != f.default]
+    notes = [f"{path}: is of an engine as it ran, which {name} does not change" for name in ignored]
+    if notes and wanted.strict:
+        raise HardwareError(notes[0])
     size = given.get("block_size") or facts.block_size or _DEFAULTS["block_size"]
     said = {
         "block_size": size,
@@ -148,19 +156,21 @@ def _calibrated(path: Path, wanted: Wanted, given: Mapping[str, Any]) -> Hardwar
         "max_num_seqs": facts.max_num_seqs,
         "max_num_batched_tokens": facts.max_num_batched_tokens,
         "max_model_len": facts.max_model_len,
+        "async_scheduling": facts.async_scheduling,
     }
     known = {name: value for name, value in said.items() if value is not None}
     if "num_blocks" not in known and "num_blocks" not in given:
         raise HardwareError(f"{path}: does not say how much KV cache the engine has; give --num-gpu-blocks")
-    note = f"fitted to a live engine ({path}, {steps.profile.date})"
-    host = steps.profile.host
+    if known.get("num_blocks") == 0 and "num_blocks" not in given:
+        raise HardwareError(f"{path}: engine.kv_tokens is {facts.kv_tokens}, less than a block of {size} tokens")
+    host = profile.host
     return Hardware(
-        _with_host(steps, wanted),
+        _with_host(found.step_time, wanted),
         "calibrated",
-        note,
+        found.note,
         None,
         facts.model or None,
         known,
-        notes=tuple(steps.profile.notes),
+        notes=(*found.notes, *notes, *profile.notes),
         delay=(host.per_request, host.per_prompt_token),
     )

@@ -15,6 +15,7 @@ from typing import Final
 import uvloop
 
 from forebay.config.models import Limits, Timeouts
+from forebay.errors import shown
 from forebay.sim.listeners import Listener, PortTaken, bind, bind_unix
 from forebay.sim.options import NEVER, Options, parser, settings_of
 from forebay.sim.server import EngineServer, Settings
@@ -77,7 +78,7 @@ async def serve(
     await listeners[0].open()
     gc.collect()
     gc.freeze()  # what start-up made stays, so full collections need not look at it
-    print(f"forebay engine: {', '.join(settings.models)} on {listeners[0].name}", flush=True)  # noqa: T201
+    print(f"forebay engine: {shown(', '.join(settings.models), 4000)} on {listeners[0].name}", flush=True)  # noqa: T201
     await stop.wait()
     for listener in listeners:
         listener.close()
@@ -122,7 +123,7 @@ def run(options: Options) -> int:
     try:
         settings = settings_of(options)
     except ValueError as e:
-        print(f"forebay engine: {e}", file=sys.stderr)  # noqa: T201
+        print(f"forebay engine: {shown(e, 2000)}", file=sys.stderr)  # noqa: T201
         return USAGE
     if settings.kv_transfer and options.unix is not None:
         print("forebay engine: --kv-transfer-config needs a TCP port, so not --unix", file=sys.stderr)  # noqa: T201
@@ -130,7 +131,7 @@ def run(options: Options) -> int:
     try:
         sock, ours = _socket_of(options)
     except (PortTaken, OSError) as e:
-        print(f"forebay engine: {e}", file=sys.stderr)  # noqa: T201
+        print(f"forebay engine: {shown(e, 2000)}", file=sys.stderr)  # noqa: T201
         return EX_OSERR
     uvloop.run(serve(settings, sock, ours=ours, keep_alive=options.keep_alive, parent_fd=options.parent_fd))
     return 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from argparse import BooleanOptionalAction
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.errors import shown
 from forebay.hardware.steptime import StepTime
 from forebay.sim.faults import BadFault, Kind, parse
 from forebay.sim.rates import RateStepTime
@@ -18,6 +20,7 @@ from forebay.sim.settings import EngineSettings
 NEVER: Final = 86_400.0
 MODEL_LEN: Final = 8192
 KV_TOKENS: Final = 262_144
+SPEEDS: Final = (1e-6, 1e6)
 BATCHED_TOKENS: Final = 2048
 _RATES: Final = ("prefill_rate", "decode_rate", "batch_slowdown")
 
@@ -145,10 +148,12 @@ def settings_of(args: Options) -> Settings:
         raise BadFault(f"--fault: {e}") from None
     if any(f.kind is Kind.REFUSE for f in faults):
         raise BadFault("--fault: 'refuse' counts from now, so it is set over HTTP: PUT /control/faults")
-    for name in ("max_num_seqs", "block_size", "num_gpu_blocks_override", "kv_tokens", "speed", "tp"):
+    for name in ("max_num_seqs", "block_size", "num_gpu_blocks_override", "kv_tokens", "tp"):
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise ValueError(f"{_option(name)} must be greater than 0, not {value}")
+    if not SPEEDS[0] <= args.speed <= SPEEDS[1]:
+        raise ValueError(f"--speed must be from {SPEEDS[0]:g} to {SPEEDS[1]:,.0f}, not {args.speed:g}")
     if not 0 < args.keep_alive <= NEVER:
         raise ValueError(f"--keep-alive must be over 0 and at most {NEVER:g} seconds, not {args.keep_alive:g}")
     if not 0 <= args.port <= 65_535:
@@ -278,16 +283,20 @@ def _steps(args: Options, batched: int) -> tuple[StepTime, int]:
         found = resolve(
             args.gpu, args.model_shape, tp=args.tp, profile=Path(args.profile) if args.profile is not None else None
         )
+        for note in found.notes:
+            print(f"forebay engine: note: {shown(note, 400)}", file=sys.stderr)  # noqa: T201
         if args.kv_tokens or args.num_gpu_blocks_override:
             return found.step_time, KV_TOKENS
         if isinstance(found.step_time, FittedStepTime) and found.step_time.profile.engine.kv_tokens:
             return found.step_time, found.step_time.profile.engine.kv_tokens
-        if found.gpu is None:
+        if found.gpu is None or found.model is None:
             raise ValueError("the profile does not say how large the KV cache is: give --kv-tokens")
         room = kv_capacity_tokens(
             found.model,
             found.gpu,
             tp=args.tp,
+            dtype=found.dtype,
+            kv_dtype=found.kv_dtype,
             utilisation=args.gpu_memory_utilization,
             max_num_batched_tokens=batched,
             max_num_seqs=args.max_num_seqs,
@@ -295,5 +304,6 @@ def _steps(args: Options, batched: int) -> tuple[StepTime, int]:
         )
     except (FittedError, ImportError, LookupError, OSError, ValueError) as e:
         where = "--profile" if args.profile is not None else "--gpu"
-        raise ValueError(f"{where}: {e}") from None
+        # str() of a LookupError may quote its message.
+        raise ValueError(f"{where}: {shown(e.args[0] if len(e.args) == 1 else e, 400)}") from None
     return found.step_time, room
