@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -18,13 +17,9 @@ if TYPE_CHECKING:
     from forebay.plan.simulate import Setup
     from forebay.plan.simulate_pool import State
 
-REPORT: Final = "forebay-simulation.html"
-"""Where the report goes if nothing else is said."""
-LISTS: Final = ("policy", "placement", "batching")
-"""Options that take several values."""
-
 
 def command(
+    context: typer.Context,
     workload: Annotated[
         str,
         typer.Argument(
@@ -85,12 +80,12 @@ def command(
     seed: Annotated[int, typer.Option(help="Other draws of a made-up workload.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what the profile does not cover.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write result.json, report.html and requests-N.csv there.")
+        str | None, typer.Option(metavar="DIR", help="Write result.json, report.html and requests-N.csv there.")
     ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result; -: to standard output.")
     ] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report.")] = None,
+    html_file: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write the report.")] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at once. [default: the machine's cores]")] = None,
 ) -> None:
     """Simulate a workload on modelled engines, and compare settings.
@@ -102,6 +97,7 @@ def command(
     Exits with 0; 2 where the workload or a setting cannot be used; 130 interrupted, after a report of what was done.
     """
     from forebay.plan.simulate import Setup, SimulateError, document, expand, prepare
+    from forebay.plan.simulate_files import Outputs
     from forebay.plan.simulate_hardware import Wanted
     from forebay.plan.simulate_pool import Pool
     from forebay.sim.results import Slo
@@ -129,38 +125,39 @@ def command(
         )
         lists = {"policy": policy, "placement": placement, "batching": batching}
         varied = {name: text.split(",") for name, text in lists.items() if text is not None}
-        for text in vary or ():
-            name, equals, values = text.partition("=")
-            if not equals or not name:
-                raise SimulateError(f"--vary must be FIELD=A[,B,…], not '{text[:80]}'")
-            name = name.strip().replace("-", "_")
-            if name in varied and name not in LISTS:
-                raise SimulateError(f"--vary names {name} twice")
-            varied[name] = [value.strip() for value in values.split(",")]
-        setups = expand(base, varied)
+        setups = expand(base, varied | _varied(vary or (), _given(context)))
         if jobs is not None and jobs < 1:
             raise SimulateError(f"--jobs must be at least 1, not {jobs}")
-        files = _Files(out, json_file, html_file)
+        files = Outputs(out, json_file, html_file, len(setups), _read(workload, setups))
         setups = files.rows(setups)
         sizes = [_size(prepare(setup, scan=True)) for setup in setups]
-        to_stdout = json_file == "-"
         pool = Pool(setups, jobs or os.cpu_count() or 1)
         with ExitStack() as stack:
-            if sys.stderr.isatty():
+            if sys.stderr is not None and sys.stderr.isatty():
                 pool.show = _progress(stack, sizes)
             pool.run()
     except (SimulateError, OSError) as e:
-        said = f"{e.filename}: {e.strerror}" if isinstance(e, OSError) and e.filename else str(e)
-        print(f"forebay simulate: {said}", file=sys.stderr)
+        _complain(e)
         raise typer.Exit(2) from None
     done = [state for state in pool.states if state.result is not None]
     if not done:
         raise typer.Exit(130)
+    written: list[Path] = []
     result = document(
         [state.setup for state in done], [s.result for s in done if s.result], interrupted=pool.interrupted
     )
-    written = files.write(result)
-    _say(result, done, written, sys.stderr if to_stdout else sys.stdout)
+    failed = False
+    try:
+        for path in files.write(result):
+            written.append(path)  # noqa: PERF402 - those before the one that fails
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        failed = True
+        _complain(e)
+    failed |= not _said(result, done, written, sys.stderr if json_file == "-" else sys.stdout)
+    if failed:
+        raise typer.Exit(2)
     if pool.interrupted:
         missing = len(pool.states) - len(done)
         also = f"; {missing} of {len(pool.states)} runs had not begun" if missing else ""
@@ -168,52 +165,73 @@ def command(
         raise typer.Exit(130)
 
 
-class _Files:
-    """Where results go. Folders are made and checked before anything runs."""
+def _given(context: typer.Context) -> dict[str, str]:
+    """Fields that an option set, and the option."""
+    from forebay.plan.simulate import canonical, variable
 
-    def __init__(self, out: Path | None, json_file: str | None, html_file: Path | None) -> None:
-        from forebay.plan.simulate import SimulateError
+    known = variable()
+    found = {}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if canonical(name) in known and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            found[canonical(name)] = parameter.opts[0]
+    return found
 
-        self.out = out
-        self.json: str | None = json_file
-        self.html = html_file
-        if out is None and json_file is None and html_file is None:
-            self.html = Path(REPORT)
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-        for path in (None if json_file in (None, "-") else Path(json_file), self.html):
-            if path is None:
-                continue
-            if path.is_dir():
-                raise SimulateError(f"{path}: is a folder, a file is needed")
-            if not path.parent.is_dir():
-                raise SimulateError(f"{path}: there is no folder {path.parent}")
-            if not os.access(path if path.exists() else path.parent, os.W_OK):
-                raise SimulateError(f"{path}: cannot be written")
 
-    def rows(self, setups: Sequence[Setup]) -> list[Setup]:
-        from dataclasses import replace
+def _varied(vary: Sequence[str], given: Mapping[str, str]) -> dict[str, list[str]]:
+    """--vary as fields and their values. Raises SimulateError for what is none, or sets a field that is set already."""
+    from forebay.plan.simulate import SimulateError, canonical
 
-        if self.out is None:
-            return list(setups)
-        return [replace(setup, rows=str(self.out / f"requests-{i}.csv")) for i, setup in enumerate(setups, 1)]
+    varied: dict[str, list[str]] = {}
+    for text in vary:
+        name, equals, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise SimulateError(f"--vary must be FIELD=A[,B,…], not '{text[:80]}'")
+        if canonical(name) in map(canonical, varied):
+            raise SimulateError(f"--vary names {name} twice")
+        if canonical(name) in given:
+            raise SimulateError(f"{given[canonical(name)]} and --vary {name} set the same; give one of them")
+        varied[name] = [value.strip() for value in values.split(",")]
+    return varied
 
-    def write(self, result: dict[str, Any]) -> list[Path]:
-        from forebay.plan.report import write_html
 
-        written = []
-        text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        if self.json == "-":
-            print(text, end="")
-        for path in (self.out and self.out / "result.json", Path(self.json) if self.json not in (None, "-") else None):
-            if path is not None:
-                path.write_text(text, encoding="utf-8")
-                written.append(path)
-        for path in (self.out and self.out / "report.html", self.html):
-            if path is not None:
-                write_html(result, path)
-                written.append(path)
-        return written
+def _read(workload: str, setups: Sequence[Setup]) -> list[str]:
+    """Files and folders that are read."""
+    from forebay.sim.workloads.spec import inputs
+
+    models = {setup.hardware.model for setup in setups} - {None}
+    profiles = {setup.hardware.profile for setup in setups} - {None}
+    files = [*inputs(workload), *(f"{name}{end}" for name in models for end in ("", "/config.json"))]
+    return [name for name in files if "\0" not in name and Path(name).is_file()] + [str(name) for name in profiles]
+
+
+def _complain(error: Exception) -> None:
+    from forebay.errors import shown
+
+    said = str(error)
+    if isinstance(error, OSError) and error.filename:
+        said = f"{error.filename}: {error.strerror}"
+    if sys.stderr is not None:
+        print(f"forebay simulate: {shown(said, 2000)}", file=sys.stderr)
+
+
+def _said(result: dict[str, Any], done: Sequence[State], written: Sequence[Path], stream: TextIO | None) -> bool:
+    """Whether the summary was taken, by whoever wants one."""
+    from forebay.plan.written import silence
+
+    if stream is None:
+        return True
+    try:
+        _say(result, done, written, stream)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        silence(stream)
+        _complain(OSError(e.errno, e.strerror, "standard output"))
+        return False
+    return True
 
 
 def _size(ready: Any) -> tuple[float | None, int | None]:
@@ -224,6 +242,7 @@ def _size(ready: Any) -> tuple[float | None, int | None]:
 def _say(result: dict[str, Any], done: Sequence[State], written: Sequence[Path], stream: Any) -> None:
     from rich.console import Console
 
+    from forebay.errors import shown
     from forebay.plan.report import print_summary
 
     console = Console(file=stream, width=None if stream.isatty() else 120)
@@ -231,13 +250,13 @@ def _say(result: dict[str, Any], done: Sequence[State], written: Sequence[Path],
     for state in done:
         wall = max(state.seconds, 1e-9)
         console.print(
-            f"{state.setup.name}: {_span(state.now)} in {wall:.1f} s ({state.now / wall:,.0f} × real time)",
+            f"{shown(state.setup.name, 400)}: {_span(state.now)} in {wall:.1f} s ({state.now / wall:,.0f} × real time)",
             markup=False,
             highlight=False,
             style="dim",
         )
     for path in written:
-        console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"written: {shown(path, 4096)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _span(seconds: float) -> str:
@@ -251,6 +270,8 @@ def _span(seconds: float) -> str:
 def _progress(stack: ExitStack, sizes: Sequence[tuple[float | None, int | None]]) -> Callable[[Sequence[State]], None]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
+
+    from forebay.errors import shown
 
     bar = Progress(
         TextColumn("{task.description}", markup=False),
@@ -266,7 +287,7 @@ def _progress(stack: ExitStack, sizes: Sequence[tuple[float | None, int | None]]
 
     def show(states: Sequence[State]) -> None:
         if not tasks:
-            tasks.extend(bar.add_task(state.setup.name[:40], total=1.0, what="waits") for state in states)
+            tasks.extend(bar.add_task(shown(state.setup.name, 40), total=1.0, what="waits") for state in states)
         for task, state, (seconds, requests) in zip(tasks, states, sizes, strict=True):
             if state.began is None:
                 continue

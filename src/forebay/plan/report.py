@@ -8,12 +8,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.errors import shown as printable
 from forebay.plan import report_figures
 from forebay.plan.report_metrics import difference, dollars, seconds, shown
+from forebay.plan.written import replacing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+MOST: Final = 400
+"""Characters of a name or a note on a terminal."""
+MOST_TEXT: Final = 4_000
+"""Of one on a page."""
 BESIDE: Final = 5
 """Runs beside one another in a terminal's table; more go below."""
 _TREND: Final = {1: "better", -1: "worse", 0: "even"}
@@ -25,7 +31,7 @@ def html(document: dict[str, Any]) -> str:
 
     page = files("forebay.plan").joinpath("report_page.html").read_text(encoding="utf-8")
     parts = {
-        "title": escape(_title(document)),
+        "title": _text(_title(document)),
         "header": _header(document),
         "warnings": _warnings(document),
         "cards": _cards(document),
@@ -44,7 +50,15 @@ def html(document: dict[str, Any]) -> str:
 
 
 def write_html(document: dict[str, Any], path: Path) -> None:
-    path.write_text(html(document), encoding="utf-8")
+    """Raises OSError."""
+    text = html(document)
+    with replacing(path, errors="replace") as file:
+        file.write(text)
+
+
+def _text(text: str) -> str:
+    """As HTML, without what a page would not show as it is."""
+    return escape(printable(text, MOST_TEXT))
 
 
 def _script_json(value: Any) -> str:
@@ -67,8 +81,8 @@ def _header(document: dict[str, Any]) -> str:
         f"seed {workload['seed']}",
         f"forebay {document['forebay']}",
     ]
-    chips = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    return f'<h1>{escape(_title(document))}</h1><ul class="chips">{chips}</ul>'
+    chips = "".join(f"<li>{_text(fact)}</li>" for fact in facts)
+    return f'<h1>{_text(_title(document))}</h1><ul class="chips">{chips}</ul>'
 
 
 def _warnings(document: dict[str, Any]) -> str:
@@ -84,7 +98,7 @@ def _warnings(document: dict[str, Any]) -> str:
     lines = []
     for warning, names in found.items():
         some = 0 < len(names) < len(document["runs"])
-        lines.append(f"<li>{escape(warning)}" + (f" <em>({escape(', '.join(names))})</em>" if some else "") + "</li>")
+        lines.append(f"<li>{_text(warning)}" + (f" <em>({_text(', '.join(names))})</em>" if some else "") + "</li>")
     return f'<aside class="warnings"><h2>Mind</h2><ul>{"".join(lines)}</ul></aside>'
 
 
@@ -101,9 +115,9 @@ def _cards(document: dict[str, Any]) -> str:
         ]
         if cost is not None:
             facts.append(("GPUs", f"{dollars(cost)}/M tokens"))
-        rows = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
+        rows = "".join(f"<div><dt>{_text(k)}</dt><dd>{_text(v)}</dd></div>" for k, v in facts)
         out.append(
-            f'<article class="card" style="--run:{report_figures.colour(i)}"><h3>{escape(run["name"])}</h3>'
+            f'<article class="card" style="--run:{report_figures.colour(i)}"><h3>{_text(run["name"])}</h3>'
             f"<p><strong>{'–' if share is None else f'{share:.1%}'}</strong> met the SLO</p><dl>{rows}</dl></article>"
         )
     return "".join(out)
@@ -115,7 +129,7 @@ def _legend(document: dict[str, Any]) -> str:
     if len(runs) < 2:
         return ""
     names = "".join(
-        f'<span><i style="background:{report_figures.colour(i)}"></i>{escape(run["name"])}</span>'
+        f'<span><i style="background:{report_figures.colour(i)}"></i>{_text(run["name"])}</span>'
         for i, run in enumerate(runs)
     )
     return f'<div class="legend">{names}</div>'
@@ -124,29 +138,29 @@ def _legend(document: dict[str, Any]) -> str:
 def _table(document: dict[str, Any]) -> str:
     runs = document["runs"]
     head = "".join(
-        f'<th scope="col"><i style="background:{report_figures.colour(i)}"></i>{escape(run["name"])}</th>'
+        f'<th scope="col"><i style="background:{report_figures.colour(i)}"></i>{_text(run["name"])}</th>'
         for i, run in enumerate(runs)
     )
     rows, section = [], ""
     for metric in shown(runs):
         if metric.section != section:
             section = metric.section
-            rows.append(f'<tr class="section"><th colspan="{len(runs) + 1}">{escape(section)}</th></tr>')
+            rows.append(f'<tr class="section"><th colspan="{len(runs) + 1}">{_text(section)}</th></tr>')
         values = [metric.value(run) for run in runs]
         cells = []
         for i, value in enumerate(values):
             text = "–" if value is None else metric.write(value)
             change, trend = difference(metric, values[0], value) if i else ("", 0)
-            note = f' <small class="{_TREND[trend]}">{escape(change)}</small>' if change else ""
-            cells.append(f"<td>{escape(text)}{note}</td>")
-        rows.append(f'<tr><th scope="row">{escape(metric.name)}</th>{"".join(cells)}</tr>')
+            note = f' <small class="{_TREND[trend]}">{_text(change)}</small>' if change else ""
+            cells.append(f"<td>{_text(text)}{note}</td>")
+        rows.append(f'<tr><th scope="row">{_text(metric.name)}</th>{"".join(cells)}</tr>')
     return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _settings(document: dict[str, Any]) -> str:
     """What was simulated; where runs differ, the row is marked."""
     runs = document["runs"]
-    head = "".join(f'<th scope="col">{escape(run["name"])}</th>' for run in runs)
+    head = "".join(f'<th scope="col">{_text(run["name"])}</th>' for run in runs)
     rows = []
     tables = [
         run["settings"] | {"step time": run["step_time"]["source"], "step time made of": run["step_time"]["note"]}
@@ -155,8 +169,8 @@ def _settings(document: dict[str, Any]) -> str:
     for key in dict.fromkeys(key for table in tables for key in table):
         values = ["–" if table.get(key) is None else str(table[key]) for table in tables]
         differs = ' class="differs"' if len(set(values)) > 1 else ""
-        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
-        rows.append(f'<tr{differs}><th scope="row">{escape(key)}</th>{cells}</tr>')
+        cells = "".join(f"<td>{_text(value)}</td>" for value in values)
+        rows.append(f'<tr{differs}><th scope="row">{_text(key)}</th>{cells}</tr>')
     return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
@@ -165,7 +179,8 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
     from rich.table import Table
 
     runs, workload, slo = document["runs"], document["workload"], document["slo"]
-    line = f"{workload['name']}: {runs[0]['summary']['requests']['arrived']:,} requests, SLO TTFT ≤ {slo['ttft_s']:g} s"
+    name = printable(workload["name"], MOST)
+    line = f"{name}: {runs[0]['summary']['requests']['arrived']:,} requests, SLO TTFT ≤ {slo['ttft_s']:g} s"
     if slo["per_1k_s"]:
         line += f" + {slo['per_1k_s']:g} s per 1,000 prompt tokens"
     if slo["tpot_s"] is not None:
@@ -177,7 +192,7 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
         table = Table()
         table.add_column("")
         for run in runs[start : start + BESIDE]:
-            table.add_column(literal(run["name"]), justify="right", overflow="fold")
+            table.add_column(literal(printable(run["name"], MOST)), justify="right", overflow="fold")
         for metric in metrics:
             base = metric.value(runs[0])
             cells = []
@@ -190,7 +205,7 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
         console.print(table)
     notes = list(dict.fromkeys(run["step_time"]["note"] for run in runs))
     for note in notes:
-        console.print(f"step time: {note}", markup=False, highlight=False)
+        console.print(f"step time: {printable(note, MOST)}", markup=False, highlight=False)
     for warning in dict.fromkeys(warning for run in runs for warning in run["warnings"]):
         if not warning.endswith(tuple(notes)):
-            console.print(f"note: {warning}", markup=False, highlight=False, style="yellow")
+            console.print(f"note: {printable(warning, MOST)}", markup=False, highlight=False, style="yellow")

@@ -29,7 +29,7 @@ from forebay.sim.jobs import Listener
 from forebay.sim.results import Slo
 from forebay.sim.settings import EngineSettings
 from forebay.sim.workloads import Tally, Workload, WorkloadError, open_workload
-from forebay.sim.workloads.transforms import Limited, Sped
+from forebay.sim.workloads.transforms import SPEEDS, Limited, Sped
 
 FORMAT: Final = 1
 """Of the JSON result; goes up when a key changes its meaning or goes."""
@@ -38,6 +38,8 @@ PLACEMENTS: Final = ("round_robin", "least_requests")
 MOST_RUNS: Final = 64
 """Side by side."""
 MOST_ENGINES: Final = 100_000
+MOST_SECONDS: Final = 1e6
+"""Of anything that an engine waits for."""
 
 
 class SimulateError(Exception):
@@ -97,8 +99,15 @@ def prepare(setup: Setup, *, scan: bool = False) -> Ready:
     except (WorkloadError, HardwareError) as e:
         raise SimulateError(str(e)) from None
     except ValueError as e:
-        raise SimulateError(shown(e, 300)) from None
+        raise SimulateError(shown(_of_profile(setup, hardware, str(e)), 400)) from None
     return Ready(Workload(workload.name, source), hardware.steps, hardware, settings)
+
+
+def _of_profile(setup: Setup, hardware: Hardware, problem: str) -> str:
+    """With the profile's path, where the field at the problem's begin comes from it."""
+    name = problem.partition(" ")[0]
+    profile = setup.hardware.profile
+    return f"{profile}: {problem}" if profile and name in hardware.engine and name not in setup.engine else problem
 
 
 def _transfer(setup: Setup, hardware: Hardware) -> float:
@@ -114,7 +123,7 @@ def _transfer(setup: Setup, hardware: Hardware) -> float:
 def _check(setup: Setup) -> None:
     def need(option: str, value: float, least: float, most: float = inf) -> None:
         if not least <= value <= most:
-            upper = f" and at most {most:,}" if most < inf else ""
+            upper = f" and at most {most:,.0f}" if most < inf else ""
             raise SimulateError(f"{option} must be at least {least:g}{upper}, not {value:g}")
 
     need("engines", setup.engines, 1, MOST_ENGINES)
@@ -123,9 +132,15 @@ def _check(setup: Setup) -> None:
     need("host", setup.hardware.host, 0, 10)
     need("host_prefill", setup.hardware.host_prefill, 0, 10)
     need("kv_bandwidth", setup.hardware.kv_bandwidth, 1, 1e15)
-    for option, value in (("speed", setup.speed), ("patience", setup.patience), ("duration", setup.duration)):
-        if not value > 0 or (option == "speed" and not isfinite(value)):
+    need("speed", setup.speed, *SPEEDS)
+    if not 0 < (share := setup.hardware.gpu_memory_utilization) <= 1:
+        raise SimulateError(f"gpu_memory_utilization must be more than 0 and at most 1, not {share:g}")
+    for option, value in (("patience", setup.patience), ("duration", setup.duration)):
+        if not value > 0:
             raise SimulateError(f"{option} must be more than 0, not {value:g}")
+    for name, given in setup.engine.items():
+        if isinstance(given, float) and given > MOST_SECONDS:
+            raise SimulateError(f"{name} must be at most {MOST_SECONDS:,.0f}, not {given:g}")
     if setup.limit is not None:
         need("limit", setup.limit, 1)
     if setup.policy == "admission" and setup.decode_engines:
@@ -174,7 +189,10 @@ def simulate(setup: Setup, monitor: Monitor = lambda now, arrived, ended: False)
     except OutOfProfile as e:
         raise SimulateError(f"{setup.name or 'the profile'}: {e}") from None
     if setup.rows is not None:
-        write_rows(cluster.record.requests, Path(setup.rows))
+        try:
+            write_rows(cluster.record.requests, Path(setup.rows))
+        except OSError as e:
+            raise SimulateError(f"{e.filename}: cannot be written: {e.strerror}") from None
     return entry(setup.name, _settings(setup, ready), ready.hardware, cluster, setup.slo, tally.notes())
 
 
@@ -227,6 +245,8 @@ def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
         "host": setup.hardware.host,
         "host_prefill": setup.hardware.host_prefill,
         "enforce_eager": setup.hardware.enforce_eager,
+        "kv_bandwidth": setup.hardware.kv_bandwidth,
+        "gpu_memory_utilization": setup.hardware.gpu_memory_utilization,
         "strict": setup.hardware.strict,
         "policy": setup.policy,
         "placement": setup.placement,
@@ -234,7 +254,9 @@ def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
         "seed": setup.seed,
         "patience": setup.patience if isfinite(setup.patience) else None,
         "duration": setup.duration if isfinite(setup.duration) else None,
-    } | {name: getattr(ready.settings, key) for name, key in _ENGINE.items()}
+        **{name: getattr(ready.settings, key) for name, key in _ENGINE.items()},
+        "batch_wait": None if ready.settings.batching == "continuous" else ready.settings.wait_for_batch,
+    }
 
 
 # --- variations ------------------------------------------------------------------------------------------------------
@@ -243,6 +265,8 @@ _OF_SETUP: Final = ("engines", "decode_engines", "policy", "placement", "speed",
 _OF_HARDWARE: Final = tuple(f.name for f in fields(Wanted) if f.name != "strict")
 _PLAIN: Final = frozenset({"gpu", "model", "placement", "batching", "preemption", "profile", "dtype"})
 """Their values say by themselves what they are."""
+_OVER: Final = ("model", "gpu", "dtype", "kv_dtype")
+"""Of `Wanted`, what a profile says by itself; given beside one, it is a part of the run's name."""
 _ALIASES: Final = {"num_gpu_blocks": "num_blocks", "tensor_parallel_size": "tp"}
 _ENGINE: Final = {
     "scheduling_policy" if f.name == "policy" else f.name: f.name for f in fields(EngineSettings) if f.name != "role"
@@ -256,9 +280,15 @@ def variable() -> list[str]:
     return [*_OF_SETUP, *_OF_HARDWARE, *_ENGINE]
 
 
+def canonical(name: str) -> str:
+    """A field's name here, of how it was typed."""
+    plain = name.strip().replace("-", "_")
+    return _ALIASES.get(plain, plain)
+
+
 def set_field(setup: Setup, name: str, text: str) -> Setup:
     """`setup` with a field of its own or of its engines set to what was typed. Raises SimulateError."""
-    name = _ALIASES.get(name.replace("-", "_"), name.replace("-", "_"))
+    name = canonical(name)
     if name in _OF_SETUP:
         return replace(setup, **{name: _typed(name, text, get_type_hints(Setup)[name])})
     if name in _OF_HARDWARE:
@@ -301,7 +331,9 @@ def expand(base: Setup, varied: Mapping[str, Sequence[str]]) -> list[Setup]:
 def _name(setup: Setup) -> str:
     hardware = setup.hardware
     if hardware.profile is not None:
-        return f"{setup.engines} × {'/'.join(Path(hardware.profile).parts[-2:])}"
+        over = [f"{name} {getattr(hardware, name)}" for name in _OVER if getattr(hardware, name) not in (None, "auto")]
+        over += [f"tp {hardware.tp}"] if hardware.tp > 1 else []
+        return ", ".join([f"{setup.engines} × {'/'.join(Path(hardware.profile).parts[-2:])}", *over])
     gpu = hardware.gpu or GPU
     gpus = f"{hardware.tp} × {gpu}" if hardware.tp > 1 else gpu
     return f"{setup.engines} × {hardware.model or MODEL} on {gpus}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
 from forebay.plan.simulate_hardware import Hardware
+from forebay.plan.written import replacing
 from forebay.sim.cluster import Cluster
 from forebay.sim.result_summary import curves, summary, tidy
 from forebay.sim.results import Outcome, Requests, Slo
@@ -110,7 +112,7 @@ def write_rows(requests: Requests, path: Path) -> None:
         r.arrival, r.tenant, r.cls, r.prompt, r.output, r.engine, r.outcome, r.scheduled, r.first, r.end, r.cached,
         r.preemptions,
     )  # fmt: skip
-    with path.open("w", newline="", encoding="utf-8") as f:
+    with replacing(path, newline="", errors="replace") as f:
         out = csv.writer(f)
         out.writerow(COLUMNS)
         out.writerows(
@@ -121,6 +123,18 @@ def write_rows(requests: Requests, path: Path) -> None:
             for arrival, tenant, cls, prompt, output, engine, outcome, scheduled, first, end, cached, preemptions
             in zip(*columns, strict=True)
         )  # fmt: skip
+
+
+def drop_old_rows(folder: Path, keep: int) -> None:
+    """Remove the `requests-N.csv` of an earlier result there whose N is over `keep`: they are of no run of this one."""
+    for path in folder.iterdir():
+        match = re.fullmatch(r"requests-([1-9]\d{0,8})\.csv", path.name)
+        if match is None or int(match[1]) <= keep or path.is_symlink() or not path.is_file():
+            continue
+        with path.open(encoding="utf-8", errors="replace") as f:
+            ours = f.readline(1000).strip() == ",".join(COLUMNS)
+        if ours:
+            path.unlink()
 
 
 def _cell(text: str) -> str:

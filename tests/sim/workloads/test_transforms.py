@@ -158,7 +158,7 @@ def test_assignment_keeps_what_it_is_not_told() -> None:
 def test_bounds() -> None:
     source = Listed(())
     for make, said in (
-        (lambda: Sped(source, 0), "speed must be greater than 0, not 0"),
+        (lambda: Sped(source, 0), "speed must be from 1e-06 to 1,000,000, not 0"),
         (lambda: Scaled(source, -1), "scale must be greater than 0"),
         (lambda: Repeated(source, 0), "repeat must be from 1 to 10,000, not 0"),
         (lambda: Limited(source, 0), "requests must be at least 1, not 0"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,6 +62,17 @@ def open_workload(spec: str | Path, *, seed: int = 0, scan: bool = False) -> Wor
         raise WorkloadError(str(e), file=shown(whole)) from None
     sources = [_one(part, f"{seed}/{i}" if i else f"{seed}", scan) for i, part in enumerate(parts)]
     return Workload(whole, sources[0] if len(sources) == 1 else Merged(tuple(sources)))
+
+
+def inputs(whole: str) -> set[str]:
+    """What of a specification may be the name of a file that is read."""
+    found = {whole}
+    for part in re.findall(r'"[^"]*"|[^"]+', whole):
+        if part.startswith('"'):
+            found.add(part[1:-1])
+            continue
+        found.update(piece.strip() for piece in re.split(r" \+ |[,;()=]", part))
+    return found | {name.partition(":")[2] for name in found} - {""}
 
 
 def _one(spec: str, seed: str, scan: bool) -> Source:

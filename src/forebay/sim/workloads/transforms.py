@@ -15,6 +15,8 @@ from forebay.sim.workloads.dice import dice
 from forebay.sim.workloads.source import Size, Source, Tally
 
 MAX_COPIES: Final = 10_000
+SPEEDS: Final = (1e-6, 1e6)
+"""The slowest and the fastest."""
 
 
 def renamed(ask: Ask, suffix: str) -> Ask:
@@ -32,14 +34,14 @@ def _renamed(key: int | str, suffix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sped:
-    """Time runs `factor` times as fast: arrivals move together. Raises ValueError for a factor that is not positive."""
+    """Time runs `factor` times as fast: arrivals move together. Raises ValueError for a factor outside of SPEEDS."""
 
     source: Source
     factor: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.factor < math.inf:
-            raise ValueError(f"speed must be greater than 0, not {self.factor:g}")
+        if not SPEEDS[0] <= self.factor <= SPEEDS[1]:
+            raise ValueError(f"speed must be from {SPEEDS[0]:g} to {SPEEDS[1]:,.0f}, not {self.factor:g}")
 
     @property
     def size(self) -> Size:
