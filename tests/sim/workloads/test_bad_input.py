@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import resource
 from itertools import pairwise
 from pathlib import Path
@@ -63,6 +64,26 @@ def test_missing_columns_are_named(path: Path) -> None:
     caught = error(path, f"TIMESTAMP,ContextTokens\n{GOOD}")
     assert caught.line == 1
     assert "the column GeneratedTokens is missing; the header is 'TIMESTAMP,ContextTokens'" in caught.message
+
+
+def test_a_column_that_is_there_twice_is_named(path: Path) -> None:
+    caught = error(path, f"{HEADER.strip()},contexttokens\n2023-11-16 18:15:46,1,2,9\n")
+    assert (caught.line, caught.message.partition(";")[0]) == (1, "the column ContextTokens is there 2 times")
+
+
+def test_blanks_beside_commas_are_nothing(path: Path) -> None:
+    rows = ["2023-11-16 18:15:46.6805900, 10 ,20", "2023-11-16 18:15:47 ,\t11, 21", '"2023-11-16 18:15:48", "12", 22']
+    path.write_text("TIMESTAMP, ContextTokens ,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    found = [(ask.prompt_tokens, ask.output_tokens) for ask in open_workload(path)]
+    assert found == [(10, 20), (11, 21), (12, 22)]
+
+
+def test_rows_that_are_all_bad_are_counted_and_the_first_is_named(path: Path) -> None:
+    path.write_text(HEADER + "2023-11-16 18:15:46,-1,2\n\n2023-11-16 18:15:46,0,2\n")
+    with pytest.raises(
+        WorkloadError, match="none of its 2 rows is a request; the first is line 2: ContextTokens is -1"
+    ):
+        list(open_workload(f"{path},bad=skip"))
 
 
 OWN = {"arrival": 0.5, "prompt_tokens": 10, "output_tokens": 10}
@@ -176,11 +197,17 @@ def test_the_bound_is_of_the_line_without_its_end(path: Path, extra: int, end: s
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     for spec, said in (
         (tmp_path / "none.csv", "cannot be read: No such file or directory"),
         (tmp_path, "cannot be read: Is a directory"),
         (str(tmp_path / "none.csv"), "no such file, and no KIND:key=value,… of the kinds poisson"),
         (f"azure:{tmp_path}", "cannot be read: Is a directory"),
+        (str(tmp_path), "is a folder; a workload is read from a file"),
+        ("/dev/null", "is a pipe or a device, which can be read only once"),
+        (f"poisson:rate=1,duration=9,prompt=cdf({pipe})", "cannot be read: is a pipe or a device"),
+        (str(pipe), "is a pipe or a device, which can be read only once"),
         ("a\0b", "no such file"),
         ("", "no such file"),
     ):

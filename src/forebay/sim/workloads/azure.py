@@ -30,6 +30,9 @@ def parser(header: bytes) -> Callable[[bytes], Ask]:
             f"{'are' if len(missing) > 1 else 'is'} missing; the header is '{shown(header.decode())}', "
             f"an Azure trace has {', '.join(COLUMNS)}"
         )
+    for column in COLUMNS:
+        if (often := names.count(column.lower().encode())) > 1:
+            raise BadRow(f"the column {column} is there {often} times; which of them counts cannot be told")
     when, prompt, output = (names.index(column.lower().encode()) for column in COLUMNS)
     width = len(names)
     begin: datetime | None = None
@@ -40,6 +43,8 @@ def parser(header: bytes) -> Callable[[bytes], Ask]:
     def parse(line: bytes) -> Ask:
         nonlocal begin, since, minute, offset
         fields = line.split(b",") if b'"' not in line else _fields(line)
+        if b", " in line or b" ," in line or b"\t" in line:
+            fields = [field.strip() for field in fields]
         if len(fields) != width:
             raise BadRow(f"{len(fields)} columns where the header has {width}")
         a, b = fields[prompt], fields[output]
@@ -65,7 +70,7 @@ def parser(header: bytes) -> Callable[[bytes], Ask]:
 
 def _fields(line: bytes) -> list[bytes]:
     try:
-        return [field.encode() for field in next(csv.reader([line.decode()], strict=True))]
+        return [field.encode() for field in next(csv.reader([line.decode()], strict=True, skipinitialspace=True))]
     except csv.Error as e:
         raise BadRow(f"not a row of CSV: {e}") from None
 

@@ -7,9 +7,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Final, Protocol
 
+from forebay.hardware.files import read
 from forebay.sim.workloads.bounds import MAX_TOKENS
 from forebay.sim.workloads.errors import WorkloadError
 
@@ -183,12 +185,9 @@ class Cdf:
     def read(cls, path: str) -> Cdf:
         """From JSON: `[[tokens, fraction], …]`, or an object that has this as `cdf`. Raises WorkloadError."""
         try:
-            with open(path, "rb") as file:  # noqa: PTH123
-                text = file.read(_MAX_CDF + 1)
+            text = read(Path(path), _MAX_CDF)
         except OSError as e:
             raise WorkloadError(f"cannot be read: {e.strerror or e}", file=path) from e
-        if len(text) > _MAX_CDF:
-            raise WorkloadError(f"a file of more than {_MAX_CDF:,} bytes is no CDF", file=path)
         try:
             data = json.loads(text)
             pairs = data["cdf"] if isinstance(data, dict) else data

@@ -27,7 +27,7 @@ from forebay.sim.workloads.values import (
     Settings,
     call,
     choice,
-    distribution,
+    counts,
     duration,
     integer,
     number,
@@ -35,6 +35,7 @@ from forebay.sim.workloads.values import (
     split,
     switch,
     text,
+    times,
     weights,
 )
 
@@ -83,6 +84,8 @@ def _one(spec: str, seed: str, scan: bool) -> Source:
         kind, colon, rest = "trace", ":", spec
     if not colon or kind not in (*_ARRIVALS, *FORMATS, "trace"):
         known = ", ".join([*_ARRIVALS, "trace", *FORMATS])
+        if (what := _no_file(spec)) is not None:
+            raise WorkloadError(what, file=shown(spec))
         raise WorkloadError(f"no such file, and no KIND:key=value,… of the kinds {known}", file=shown(spec))
     settings = Settings(shown(spec, 200), _keys(rest, spec, positional=kind not in _ARRIVALS))
     given = settings.take("seed", integer)
@@ -125,9 +128,9 @@ def _keys(rest: str, spec: str, *, positional: bool) -> dict[str, str]:
 def _synthetic(kind: str, settings: Settings, seed: str) -> Source:
     arrivals = _ARRIVALS[kind](settings)
     lengths = _lengths(settings)
-    system = settings.or_else("system", distribution, NOTHING)
+    system = settings.or_else("system", counts, NOTHING)
     who = _who(settings)
-    turns = settings.take("turns", distribution)
+    turns = settings.take("turns", counts)
     if turns is None:
         return Single(arrivals, lengths, system, who, seed)
     if isinstance(arrivals, AtOnce):
@@ -136,7 +139,7 @@ def _synthetic(kind: str, settings: Settings, seed: str) -> Source:
         arrivals,
         lengths,
         turns,
-        settings.or_else("think", distribution, THINK),
+        settings.or_else("think", times, THINK),
         settings.or_else("token_time", duration, 0.02),
         system,
         settings.take("context", integer),
@@ -194,7 +197,7 @@ _ARRIVALS: Final[dict[str, Callable[[Settings], Arrivals]]] = {
 
 def _lengths(settings: Settings) -> Lengths:
     together = settings.take("lengths", _together)
-    prompt, output = settings.take("prompt", distribution), settings.take("output", distribution)
+    prompt, output = settings.take("prompt", counts), settings.take("output", counts)
     if together is None:
         return Independent(prompt or PROMPT, output or OUTPUT)
     if prompt or output:
@@ -247,11 +250,11 @@ def _trace(form: str, settings: Settings, seed: str, scan: bool) -> Source:
     who = _who(settings)
     if who != Who():
         source = Assigned(source, who, seed)
-    times = settings.take("repeat", integer)
-    if times is not None:
+    passes = settings.take("repeat", integer)
+    if passes is not None:
         rename = settings.or_else("prefixes", switch("renamed", "kept"), True)
         again = source
-        source = settings.made(lambda: Repeated(again, times, rename))
+        source = settings.made(lambda: Repeated(again, passes, rename))
     return source
 
 
@@ -263,7 +266,7 @@ def _batch(settings: Settings, seed: str) -> BatchOptions:
     arrivals: Arrivals | None = None
     if rate is not None:
         arrivals = settings.made(lambda: Poisson(rate) if cv is None else Gamma(rate, cv))
-    output: Distribution | None = settings.take("output", distribution)
+    output: Distribution | None = settings.take("output", counts)
     return BatchOptions(arrivals, output, settings.or_else("part_tokens", integer, 0), seed)
 
 
@@ -280,6 +283,16 @@ def _is_file(path: str) -> bool:
         return stat.S_ISREG(Path(path).stat().st_mode)
     except (OSError, ValueError):
         return False
+
+
+def _no_file(path: str) -> str | None:
+    """What is there that is no trace file; None for nothing."""
+    if _is_pipe(path):
+        return "is a pipe or a device, which can be read only once; a workload is read from a file"
+    try:
+        return "is a folder; a workload is read from a file" if path and Path(path).is_dir() else None
+    except ValueError:
+        return None
 
 
 def _is_pipe(path: str) -> bool:

@@ -94,17 +94,20 @@ class Trace:
         parse: Parser = make_parser(form, first, self.batch)
         if form is not AZURE:
             numbered = chain([(n, first)], numbered)
-        some = False
+        some, bad, problem = False, 0, ""
         for n, line in numbered:
             try:
                 ask = parse(line)
             except BadRow as e:
                 if self.skip_bad:
                     tally.skipped += 1
+                    bad, problem = bad + 1, problem or f"line {n}: {e}"
                     continue
                 raise WorkloadError(str(e), file=self.path, line=n) from None
             some = True
             yield n, ask
+        if not some and bad:
+            raise WorkloadError(f"none of its {bad:,} rows is a request; the first is {problem}", file=self.path)
         if not some:
             raise WorkloadError("the file has no requests", file=self.path)
 

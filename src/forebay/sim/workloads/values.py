@@ -175,8 +175,24 @@ def call(value: str) -> tuple[str, list[str]]:
     return match[1], [part.strip() for part in split(match[2], ";")]
 
 
-def distribution(value: str) -> Distribution:
-    """Its numbers may be durations. Raises ValueError for what is none, and WorkloadError for a file that is none."""
+def times(value: str) -> Distribution:
+    """A distribution of durations. Raises ValueError for what is none, and WorkloadError for a file that is none."""
+    return _distribution(value, duration)
+
+
+def counts(value: str) -> Distribution:
+    """A distribution of tokens, or of what else is counted. Raises as `times` does."""
+    return _distribution(value, _count)
+
+
+def _count(value: str) -> float:
+    x = number(value)
+    if x < 0:
+        raise ValueError(f"a number of at least 0 is wanted, not '{shown(value)}'")
+    return x
+
+
+def _distribution(value: str, read: Callable[[str], float]) -> Distribution:
     name, arguments = call(value)
     makers: dict[str, tuple[Callable[..., Distribution], int, int]] = {
         "": (Constant, 1, 1),
@@ -190,4 +206,4 @@ def distribution(value: str) -> Distribution:
     if known is None or not known[1] <= len(arguments) <= known[2]:
         raise ValueError(f"'{shown(value)}' is no distribution; allowed are {DISTRIBUTIONS}")
     make = known[0]
-    return make(text(arguments[0])) if name == "cdf" else make(*map(duration, arguments))
+    return make(text(arguments[0])) if name == "cdf" else make(*map(read, arguments))
