@@ -7,13 +7,16 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from engine_process import EngineProcess
+from forebay.cli.main import run
 from forebay.hardware.fitted import (
     Coefficients,
     EngineFacts,
@@ -23,10 +26,13 @@ from forebay.hardware.fitted import (
     Host,
     Ranges,
     load_fitted,
+    save,
 )
 from forebay.hardware.steptime import Chunk
 from forebay.plan.calibrate import CalibrateError, Calibration, Settings, _roundest, calibrate
 from forebay.plan.calibrate_facts import cache_config
+from forebay.plan.calibrate_fit import Fit
+from forebay.plan.calibrate_report import print_report
 from forebay.plan.calibrate_sweep import points_for
 from forebay.plan.target import LoadError, Target
 from step_engine import StepEngine, serving
@@ -200,3 +206,44 @@ def test_mistakes_are_one_sentence_and_exit_2(engine: EngineProcess, tmp_path: P
         assert done.returncode == 2
         assert done.stdout == "" and done.stderr.startswith("forebay calibrate: ") and says in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_what_the_engine_says_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "x\x1b[31m\u202e"
+    steps = times()
+    profile = dataclasses.replace(steps.profile, engine=EngineFacts("vllm", evil, evil), notes=(evil,))
+    calibration = Calibration(profile, Fit(profile.coefficients, Host(), FitError(1.0), ()), (), {}, 1, 1.0, (1.0, 0.0))
+    print_report(f"http://{evil}", calibration, Console())
+    assert run(["calibrate", f"ftp://{evil}"]) == 2
+    found = capsys.readouterr()
+    assert "x�[31m�" in found.out and "x�[31m�" in found.err
+    assert not {"\x1b", "\u202e"} & set(found.out + found.err)
+
+
+def test_a_model_of_no_text_can_be_saved(tmp_path: Path) -> None:
+    profile = dataclasses.replace(times().profile, engine=EngineFacts("vllm", None, "x\udcff\x1b"), date="2025-01-01")
+    save(profile, tmp_path / "p.yaml")
+    assert "\x1b" not in (tmp_path / "p.yaml").read_text(encoding="utf-8")
+    assert load_fitted(tmp_path / "p.yaml").profile.engine.model.startswith("x")
+
+
+def test_the_timeout_holds_for_the_list_of_models_too() -> None:
+    async def ask() -> float:
+        gone = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+            gone.set()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        began = time.monotonic()
+        with pytest.raises(LoadError, match=r"/v1/models"):
+            await calibrate(Target.parse(f"http://127.0.0.1:{port}"), Settings(timeout=0.3), None)
+        took = time.monotonic() - began
+        await gone.wait()
+        server.close()
+        return took
+
+    assert asyncio.run(ask()) < 5

@@ -49,6 +49,7 @@ def command(
 
     Exits with 0 once the profile is written, with 2 where the engine could not be calibrated.
     """
+    from forebay.errors import shown
     from forebay.hardware.fitted import EngineFacts, save
     from forebay.plan.calibrate import CalibrateError, Settings, calibrate
     from forebay.plan.target import LoadError, Target
@@ -88,17 +89,17 @@ def command(
             found = uvloop.run(calibrate(target, settings, key, show))
         save(found.profile, out)
     except (CalibrateError, LoadError) as e:
-        print(f"forebay calibrate: {e}", file=sys.stderr)
+        print(f"forebay calibrate: {shown(e, 2000)}", file=sys.stderr)
         raise typer.Exit(2) from None
     except OSError as e:
-        print(f"forebay calibrate: {out} cannot be written: {e.strerror or e}", file=sys.stderr)
+        print(f"forebay calibrate: {shown(out, 400)} cannot be written: {e.strerror or e}", file=sys.stderr)
         raise typer.Exit(2) from None
     from rich.console import Console
 
     from forebay.plan.calibrate_report import print_report
 
     print_report(url, found, Console(width=None if sys.stdout.isatty() else 120))
-    print(out)
+    print(shown(out, 4096))
 
 
 @contextmanager

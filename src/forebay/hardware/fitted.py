@@ -316,7 +316,7 @@ def save(profile: FittedProfile, path: str | Path) -> None:
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        with unfinished.open("w") as file:
+        with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
             yaml.dump(plain(tree), file)
         unfinished.replace(path)
     finally:

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Final
 
 from forebay.hardware.fitted import EngineFacts, FittedError, FittedProfile, Ranges, curve_at
-from forebay.plan.calibrate_client import CHAT, Session, Shape, Stream
+from forebay.plan.calibrate_client import CHAT, PAGE_SECONDS, Session, Shape, Stream
 from forebay.plan.calibrate_facts import facts
 from forebay.plan.calibrate_fit import CannotFit, Fit, Sample, fit
 from forebay.plan.calibrate_sweep import PointFailed, Sweep, Words, longest, points_for
@@ -66,7 +66,7 @@ def _quiet(share: float, text: str) -> None:
 
 async def calibrate(target: Target, settings: Settings, key: str | None, progress: Progress = _quiet) -> Calibration:
     """Raises CalibrateError, and LoadError where the server cannot be reached or is not OpenAI-like."""
-    model = await _model(target, settings.model, key)
+    model = await _model(target, settings, key)
     session = Session(target, model, key, timeout=settings.timeout)
     await session.open()
     try:
@@ -77,8 +77,9 @@ async def calibrate(target: Target, settings: Settings, key: str | None, progres
         await session.close()
 
 
-async def _model(target: Target, wanted: str | None, key: str | None) -> str:
-    known = await models(target, key)
+async def _model(target: Target, settings: Settings, key: str | None) -> str:
+    wanted = settings.model
+    known = await models(target, key, min(PAGE_SECONDS, settings.timeout))
     if wanted is None:
         if not known:
             raise CalibrateError(f"{target.origin} lists no models; name one with --model")

@@ -23,6 +23,8 @@ from forebay.wire.ticker import Ticker
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
+PAGE_SECONDS: Final = 10.0
+"""A page that says something about the server takes no longer, nor longer than a request may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,9 @@ class Session(Load):
             self._heard.clear()
             await self._heard.wait()
 
-    async def get(self, path: str, seconds: float = 10.0) -> tuple[int, bytes]:
+    async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of what lies beside `/v1`. Raises LoadError."""
+        seconds = min(PAGE_SECONDS, self.plan.timeout)
         whole = _Whole()
         self._pool.request(self.target.head("GET", path, self._key), b"", whole)
         try:

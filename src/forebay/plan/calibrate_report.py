@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rich.console import Console
 from rich.table import Table
 
+from forebay.errors import shown
 from forebay.plan.calibrate import Calibration
+
+MOST: Final = 400
+"""Characters of a line that the engine has a say in."""
 
 
 def print_report(url: str, found: Calibration, console: Console) -> None:
     profile = found.profile
     engine, error = profile.engine, profile.error
     said = f" {engine.version}" if engine.version else ""
-    console.print(f"{url}: {engine.kind}{said} serving {engine.model}", markup=False, highlight=False)
+    console.print(shown(f"{url}: {engine.kind}{said} serving {engine.model}", MOST), markup=False, highlight=False)
     facts = {
         "block size": engine.block_size,
         "KV tokens": engine.kv_tokens,
@@ -59,4 +65,4 @@ def print_report(url: str, found: Calibration, console: Console) -> None:
         highlight=False,
     )
     for note in profile.notes:
-        console.print(f"  note: {note}", markup=False, highlight=False)
+        console.print(f"  note: {shown(note, MOST)}", markup=False, highlight=False)
