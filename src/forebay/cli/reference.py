@@ -405,6 +405,8 @@ def _processes() -> Iterator[str]:
 `forebay check`: {EX_OK} or {EX_CONFIG}. `forebay key`: {EX_OK}; 1 for an id that does not exist; {USAGE} for a wrong
 field; {EX_UNAVAILABLE} where neither the admin process nor the database can be used; {EX_CONFIG} as above.
 A command line that cannot be understood is {USAGE} for every command. `forebay bench`: {EX_OK}; 1 where no request completed; {USAGE} where the load could not be made; 130 interrupted.
+`forebay simulate`: {EX_OK}; {USAGE} where the workload or a setting cannot be used, or a result cannot be written; 130
+interrupted, after a report of what was done. `forebay calibrate`: {EX_OK}; {USAGE} where there is no profile.
 `forebay engine`: see [engine.md](engine.md).
 
 ## Signals
