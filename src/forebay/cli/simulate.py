@@ -94,8 +94,8 @@ def command(
     runs laid side by side in it. Without --out, --json or --html the report goes to forebay-simulation.html. Equal
     settings give an equal JSON result, byte for byte.
 
-    Exits with 0; 2 where the workload or a setting cannot be used, or a result cannot be written; 130 interrupted, after
-    a report of what was done.
+    Exits with 0; 2 where the workload or a setting cannot be used, or a result cannot be written; 130 interrupted,
+    after a report of what was done.
     """
     from forebay.plan.simulate import Setup, SimulateError, document, expand, prepare
     from forebay.plan.simulate_files import Outputs
