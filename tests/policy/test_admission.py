@@ -240,6 +240,16 @@ def test_one_whose_promise_is_out_of_reach_by_now_is_told_so(ask: Asks) -> None:
     assert decision.reason == "slo"
 
 
+def test_one_of_low_that_is_out_of_reach_does_not_hold_up_the_next(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=1))
+    (running,) = fill(admission, ask, 1)
+    stale, fresh = ask(0.0, cls=Class.LOW), ask(1.4, cls=Class.LOW)
+    assert isinstance(admission.offer(stale, 0.0), Wait)
+    assert isinstance(admission.offer(fresh, 1.4), Wait)
+    admission.on_end(running, 1.6, tokens=5)
+    assert [(a, type(d)) for a, d in admission.due(1.6)] == [(stale, Refuse), (fresh, Admit)]
+
+
 def test_a_client_that_leaves_while_waiting_leaves_nothing(ask: Asks) -> None:
     admission = policy(a=replace(FACTS, max_num_seqs=1))
     fill(admission, ask, 1)

@@ -104,7 +104,7 @@ class Admission:
         reason = self._shed(ask, books)
         if reason is None:
             best = min(books, key=lambda b: b.bound(ask, now))
-            expected = self._wait(books, self._tokens_ahead(ask)) + best.bound(ask, now)
+            expected = self._soonest(books, self._tokens_ahead(ask)) + best.bound(ask, now)
             left = best.promise(ask) - (now - ask.arrival)
             if expected > left and ask.cls is not Class.LOW:
                 reason = "slo"
@@ -144,7 +144,7 @@ class Admission:
                 out.append((head, self._admit(head, *found, now)))
                 continue
             books = self._candidates(head)
-            if turn is Class.LOW or not books:
+            if not books:
                 return
             best = min(books, key=lambda b: b.bound(head, now))
             if best.bound(head, now) <= best.promise(head) - (now - head.arrival):
@@ -325,6 +325,12 @@ class Admission:
 
     def _wait(self, books: list[EngineBooks], tokens: float) -> float:
         return tokens / self._rate(books)
+
+    @staticmethod
+    def _soonest(books: list[EngineBooks], tokens: float) -> float:
+        """Seconds until so many are prefilled where nothing but prefill holds them up: a request is refused on arrival
+        only for what is certain, and later when its promise is out of reach."""
+        return tokens / (sum(b.ttft.prefill_rate for b in books) or 1.0)
 
     def waiting(self, cls: Class) -> tuple[int, int]:
         """How many of the class wait, and their prompt tokens."""
