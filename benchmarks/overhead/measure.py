@@ -31,6 +31,8 @@ class Load:
     """A round's most requests; a subject that costs more gets fewer."""
     bar: float
     """Most times nginx."""
+    admission_bar: float
+    """The same with admission on."""
     pause_ms: int = 0
     """Longest pause of a connection between an answer and its next request; drawn evenly from 0 up."""
 
@@ -40,9 +42,9 @@ class Load:
 
 
 LOADS = {
-    "unary": Load("unary", connections=32, requests=16_000, bar=2.0, pause_ms=16),
-    "flat-out": Load("flat-out", connections=32, requests=20_000, bar=2.0),
-    "stream": Load("stream", connections=64, requests=640, bar=1.3),
+    "unary": Load("unary", connections=32, requests=16_000, bar=2.0, admission_bar=2.5, pause_ms=16),
+    "flat-out": Load("flat-out", connections=32, requests=20_000, bar=2.0, admission_bar=2.5),
+    "stream": Load("stream", connections=64, requests=640, bar=1.3, admission_bar=1.3),
 }
 
 

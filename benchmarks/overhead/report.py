@@ -14,7 +14,7 @@ from rich.table import Table
 from benchmarks.overhead.measure import LOADS, Load, Sample
 
 YARDSTICK = "nginx"
-LABELS = {"bare": "bare python proxy"}
+LABELS = {"admission": "forebay, admission", "bare": "bare python proxy"}
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,12 @@ def shortfalls(by_load: dict[str, list[Line]]) -> list[str]:
     """What Forebay costs above its bars."""
     found = []
     for name, own in by_load.items():
-        bar = LOADS[name].bar
+        bars = {"forebay": LOADS[name].bar, "admission": LOADS[name].admission_bar}
         found += [
-            f"forebay, {name}: {x.ratio:.2f} × nginx, the bar is {bar:.1f} × ({x.cpu_us:.1f} µs a request)"
+            f"{x.subject}, {name}: {x.ratio:.2f} × nginx, the bar is {bars[x.subject]:.1f} × "
+            f"({x.cpu_us:.1f} µs a request)"
             for x in own
-            if x.subject == "forebay" and x.ratio > bar
+            if x.ratio > bars.get(x.subject, math.inf)
         ]
     return found
 

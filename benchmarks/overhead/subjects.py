@@ -91,6 +91,16 @@ def forebay(work: Path, upstream: str, core: int) -> Iterator[Running]:
         yield Running(up.url, up.tree)
 
 
+@contextlib.contextmanager
+def admission(work: Path, upstream: str, core: int) -> Iterator[Running]:
+    """Forebay with admission on, told that the engine is as fast as the mock is."""
+    engine = {"name": "mock", "url": upstream, "kind": "vllm", "max_num_seqs": 4096}
+    fast = {"prefill_tokens_per_s": 10_000_000, "decode_step": 0.001}
+    extra: dict[str, object] = {"engines": [{**engine, **fast}], "admission": {"enabled": True}}
+    with gateway(work, upstream, core=core, extra=extra) as up:
+        yield Running(up.url, up.tree)
+
+
 # --- peers from PyPI -------------------------------------------------------------------------------------------------
 
 
@@ -187,4 +197,4 @@ PEERS = {
     "sglang-router": Peer("sglang-router==0.3.2", _sglang_router, "/health"),
     "litellm": Peer("litellm[proxy]==1.106.12", _litellm, "/health/liveliness", ready=120.0),
 }
-OWN: dict[str, Start] = {"nginx": nginx, "bare": bare, "forebay": forebay}
+OWN: dict[str, Start] = {"nginx": nginx, "bare": bare, "forebay": forebay, "admission": admission}

@@ -17,7 +17,8 @@ from forebay.state.messages import admin_socket, worker_socket
 NAME = "a name of 1 to 128 characters: letters, digits and . _ : / @ + -, beginning with a letter or digit"
 ADDRESS = "an address is written host:port (port 0 to 65535), [v6]:port or unix:/absolute/path"
 ENGINE = (
-    "name, url, kind, models, api_key, tls, max_connections, max_idle, health_interval, health_timeout, unhealthy_after"
+    "name, url, kind, models, api_key, tls, max_connections, max_idle, health_interval, health_timeout, "
+    "unhealthy_after, max_num_seqs, max_num_batched_tokens, kv_tokens, prefill_tokens_per_s, decode_step"
 )
 DATABASE = "postgresql://user:password@host/name or sqlite:////path/forebay.db"
 ENV = {"PORT": "8000", "WORD": "hidden-in-the-environment", "EMPTY": "", "YAML": "x\nadmin: 0.0.0.0:1 # {a: [b"}
@@ -79,10 +80,10 @@ BAD = [
     # --- single values
     Bad("unknown keys", "listners: []\nengines:\n  - name: a\n    url: http://h\n    apikey: sk-secret\nzzz: 1\n",
         ["1: listners: unknown key; did you mean listeners? (allowed listeners, admin, state_dir, database, engines, "
-         "models, callers, limits, timeouts, retries, cors, logging, metrics)",
+         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission)",
          f"5: engines[0].apikey: unknown key; did you mean api_key? (allowed {ENGINE})",
          "6: zzz: unknown key (allowed listeners, admin, state_dir, database, engines, "
-         "models, callers, limits, timeouts, retries, cors, logging, metrics)"]),
+         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission)"]),
     Bad("missing", "engines:\n  - kind: vllm\n",
         [f"2: engines[0].name: missing (allowed {NAME})",
          "2: engines[0].url: missing "

@@ -282,6 +282,30 @@ def test_an_engine_that_goes_takes_no_more_and_one_that_comes_serves_those_who_w
     assert decision.engine == "b"
 
 
+def test_an_engine_that_comes_back_still_holds_what_it_held(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=2))
+    (first,), second = fill(admission, ask, 1), ask(0.1)
+    admission.offer(second, 0.1)
+    admission.engine_gone("a", 0.2)
+    admission.on_first_token(second, 0.3)
+    admission.engine_here("a", replace(FACTS, max_num_seqs=2), 0.4)
+    assert isinstance(admission.offer(ask(0.5), 0.5), Wait)
+    for one in (first, second):
+        admission.on_end(one, 0.6, tokens=3)
+    assert (admission.books["a"].sequences, admission.books["a"].decoding) == (1, 0) or not admission.books[
+        "a"
+    ].decoding
+
+
+def test_what_fits_onto_no_empty_engine_is_refused_and_holds_nobody_up(ask: Asks) -> None:
+    admission = policy(replace(RULES, ttft_multiple=100.0), a=replace(FACTS, kv_tokens=2_000, max_num_seqs=4))
+    for large in (ask(tokens=1_950), ask(n=5), ask(tokens=1_600, cls=Class.LOW)):
+        refused = admission.offer(large, 0.0)
+        assert isinstance(refused, Refuse)
+        assert refused.reason == "too_long"
+    assert isinstance(admission.offer(ask(), 0.0), Admit)
+
+
 def test_a_reload_keeps_order_and_loses_none(ask: Asks) -> None:
     admission = policy(a=replace(FACTS, max_num_seqs=1))
     fill(admission, ask, 1)

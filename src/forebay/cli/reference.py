@@ -29,6 +29,7 @@ from forebay.clock import SystemClock
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
 from forebay.gateway import callers, forwarding
+from forebay.gateway.admitting import REASONS, Admitting
 from forebay.gateway.app import Gateway
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
@@ -52,7 +53,7 @@ _ENDS: Final = {
     Outcome.FORBIDDEN: "The key does not allow it; on the admin port, a strange Host.",
     Outcome.NOT_FOUND: "No such route, method, model or request.",
     Outcome.RATE_LIMITED: "Too many requests of one kind.",
-    Outcome.OVERLOADED: "Contention: connections or engines are full.",
+    Outcome.OVERLOADED: "Contention: connections, engines or the queue are full, or a promise could not be kept.",
     Outcome.QUOTA: "A quota is used up. *Not yet.*",
     Outcome.NO_ENGINE: "No engine can take it.",
     Outcome.EXPIRED: "It waited past its deadline. *Not yet.*",
@@ -220,6 +221,7 @@ def _vocabulary() -> Iterator[tuple[Refusal, list[str]]]:
         else:
             idle.append((refusal, [] if refusal.code in codes else ["*not yet*"]))
     yield from ((refusal, []) for refusal in built if refusal.message != "…")
+    yield from ((errors.overloaded(code, f"{text}.", 1.0), []) for code, text in REASONS.items())
     yield from idle
     yield from ((refusal, []) for refusal in built)
     yield errors.bad_request("What is wrong, and with which field."), []
@@ -332,7 +334,7 @@ Counters are summed over processes and do not fall when one restarts.
     edges = [f"`{f.name}`: {', '.join(f'{e:g}' for e in f.edges)}" for f in _timed()]
     values = f"""Values of labels: `route` is {routes}, `other`, or `-` where none was understood; `model` is the name asked
 for, from the catalogue, or `-`; `class` is `vip`, `normal`, `low` or `-`; `outcome` as above; `engine` is its name in the
-configuration; `kind` is `prompt` or `completion`; `failure` is {failures}, or what an answer showed: `status_3xx`,
+configuration; `kind` is `prompt` or `completion`; `decision` is `admit`, `wait` or the code of a refusal; `failure` is {failures}, or what an answer showed: `status_3xx`,
 `status_4xx`, `status_5xx`, `overloaded`, `error_event`, `empty_stream`, `not_json`, `error_too_large`; `code` is a
 refusal's; `state` is a state of [lifecycle.py](../src/forebay/lifecycle.py); `process` is `supervisor`, `admin` or
 `worker-0`. A family holds at most 4,096 series a worker; what is beyond is counted under `_other`."""
@@ -372,6 +374,7 @@ async def _families() -> list[FamilySnapshot]:
             RequestLog(writer, config.logging),
             ticker,
         )
+        gateway.admitting = Admitting(config.admission, asyncio.get_running_loop())
         server = Server(gateway, config.limits, config.timeouts, ticker)
         found = [*Control(gateway, server, writer, "-", 0).snapshot().families, *await state.scrape(keys)]
         await server.close()

@@ -227,6 +227,11 @@ class Supervisor:
             if fixed:
                 log.warning("%s: a change takes a restart; the rest is in force now", ", ".join(fixed))
                 config = config.model_copy(update={f: getattr(self._config, f) for f in fixed})
+            enabled = self._config.admission.enabled
+            if config.admission.enabled != enabled:
+                log.warning("admission.enabled: a change takes a restart; the rest is in force now")
+                kept = config.admission.model_copy(update={"enabled": enabled})
+                config = config.model_copy(update={"admission": kept})
             self._config = config
             message = Reload(config.model_dump_json(by_alias=True))
             for child in (*self.workers, self.admin):

@@ -16,42 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from forebay.config.admission import Admission
+from forebay.config.section import Class, Name, Seconds, Secret, Section
+from forebay.config.section import clash as _clash
 from forebay.errors import shown
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
-Secret = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-"""Fields of this type carry `repr=False`."""
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-Bytes = Annotated[int, Field(gt=0, le=1 << 40)]
-
-
-class Class(StrEnum):
-    """Priority class, best first."""
-
-    VIP = "vip"
-    NORMAL = "normal"
-    LOW = "low"
-
-    @property
-    def rank(self) -> int:
-        """0 for the best; a larger rank gives way to a smaller one."""
-        return _RANKS[self]
-
-
-_RANKS = {Class.VIP: 0, Class.NORMAL: 1, Class.LOW: 2}
-
-
-def _clash(text: str) -> PydanticCustomError:
-    """Fields that are each right and do not fit together. The loader finds these by itself, each with its line."""
-    return PydanticCustomError("clash", "{text}", {"text": text})
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
-
+__all__ = ["Class", "Name", "Section"]
 
 _HOST_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 
@@ -192,6 +164,16 @@ class Engine(Section):
     """A health check that takes longer has failed."""
     unhealthy_after: Annotated[int, Field(ge=1, le=100)] = 2
     """Consecutive failed checks before it is taken out."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """Sequences it runs at once (vLLM: --max-num-seqs); admission sends no more."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = 2_048
+    """Tokens of one of its steps (vLLM: --max-num-batched-tokens)."""
+    kv_tokens: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
+    """Tokens its KV cache holds; asked of the engine's metrics where not given."""
+    prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1e9)] = 8_000.0
+    """How fast it prefills, to begin with: what it really does is learned."""
+    decode_step: Seconds = 0.02
+    """Seconds of one of its decode steps, to begin with."""
 
     @field_validator("url")
     @classmethod
@@ -227,7 +209,7 @@ class Model(Section):
 
     aliases: tuple[Name, ...] = ()
     """Names a client may use for it; rewritten on the way in and out."""
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, Any] = Field(default={})
     """Request fields used where the client sent none: temperature, max_tokens, …"""
 
     @field_validator("defaults")
@@ -416,7 +398,7 @@ class Config(Section):
     """SQLAlchemy URL; empty: SQLite in state_dir."""
     engines: tuple[Engine, ...] = ()
     """The engines behind the gateway."""
-    models: dict[Name, Model] = {}
+    models: dict[Name, Model] = Field(default={})
     """Aliases and defaults, by the engine's own model name."""
     callers: Callers = Callers()
     """Who may call."""
@@ -432,6 +414,8 @@ class Config(Section):
     """What is logged, and how."""
     metrics: Metrics = Metrics()
     """Edges of the latency histograms."""
+    admission: Admission = Admission()
+    """What is promised, and how full engines may get."""
 
     @field_validator("listeners")
     @classmethod
@@ -451,6 +435,17 @@ class Config(Section):
                 if alias in taken or alias in self.models:
                     raise _clash(f"the alias {alias} is taken by {taken.get(alias, 'a model of that name')}")
                 taken[alias] = model
+        if self.admission.enabled:
+            promises = self.admission.ttft
+            for engine in self.engines:
+                # an empty engine takes one step for a short prompt
+                least = engine.decode_step + 1 / engine.prefill_tokens_per_s
+                for cls, promised in (("vip", promises.vip), ("normal", promises.normal), ("low", promises.low)):
+                    if promised < least:
+                        raise _clash(
+                            f"admission.ttft.{cls} promises {promised:g} s, and the empty engine {engine.name} needs "
+                            f"{least:.3g} s for a prompt of one token (decode_step {engine.decode_step:g})"
+                        )
         if self.callers.anonymous.any_key and not all(x.address.loopback for x in self.listeners):
             raise _clash("callers.anonymous.any_key is for loopback listeners only")
         return self

@@ -15,6 +15,7 @@ from forebay.api import openai
 from forebay.api.routes import ROUTES
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.admitting import Admitting
 from forebay.gateway.callers import Caller, Callers
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.fleet import Fleet
@@ -61,6 +62,7 @@ class Gateway:
         self.ticker = ticker
         self.retry_budget = RetryBudget(config.retries.budget)
         self.live: set[Exchange] = set()
+        self.admitting: Admitting | None = None
         self._log = request_log
         self._ids = RequestIds()
         self._stamp = Stamp()
@@ -73,6 +75,8 @@ class Gateway:
         self.callers.configure(config.callers, config.listeners)
         self.fleet.configure(config)
         self._log.configure(config.logging)
+        if self.admitting is not None and config.admission.enabled:
+            self.admitting.configure(config.admission)
 
     def _read(self, config: Config) -> None:
         self.config = config

@@ -8,10 +8,12 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from time import monotonic
 
+from forebay.config.models import Class
 from forebay.gateway.app import Gateway
 from forebay.gateway.logs import LogWriter
-from forebay.gateway.telemetry import gauge
+from forebay.gateway.telemetry import counter_snapshot, gauge
 from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.messages import Done, EngineState, FamilySnapshot, GetSnapshot, SetKeys, Snapshot
 from forebay.wire.server import Server
@@ -75,7 +77,7 @@ class Control:
             index=self._index,
             draining=server.draining,
             keys_version=gateway.callers.version,
-            families=(*gateway.telemetry.snapshot(), *self._gauges(), *self._wire()),
+            families=(*gateway.telemetry.snapshot(), *self._gauges(), *self._admission(), *self._wire()),
             engines=tuple(
                 EngineState(h.name, h.config.url, h.healthy, h.models, h.in_flight, h.why)
                 for h in gateway.fleet.handles.values()
@@ -112,6 +114,42 @@ class Control:
         for name, text, field in reports:
             values = [((h.name,), float(v)) for h in handles if (v := getattr(h.report, field)) is not None]
             yield gauge(name, text, ("engine",), values)
+
+    def _admission(self) -> Iterable[FamilySnapshot]:
+        admitting = self._gateway.admitting
+        if admitting is None:
+            return
+        policy = admitting.policy
+        books = tuple(policy.books.values())
+        waiting = [((c.value,), policy.waiting(c)) for c in Class]
+        yield counter_snapshot(admitting.decisions)
+        yield gauge(
+            "forebay_queue_requests",
+            "Requests that wait for admission.",
+            ("class",),
+            [(c, float(n)) for c, (n, _) in waiting],
+        )
+        yield gauge(
+            "forebay_queue_tokens", "Their prompt tokens.", ("class",), [(c, float(t)) for c, (_, t) in waiting]
+        )
+        now = monotonic()
+        rows: tuple[tuple[str, str, list[float]], ...] = (
+            (
+                "forebay_engine_kv_predicted",
+                "Predicted peak of the KV cache, share of its capacity.",
+                [b.use() for b in books],
+            ),
+            ("forebay_engine_shed_level", "How far an engine sheds load, 0 to 1.", [b.shed.level for b in books]),
+            (
+                "forebay_engine_prefill_rate",
+                "Prompt tokens a second, as learned.",
+                [b.ttft.prefill_rate for b in books],
+            ),
+            ("forebay_engine_prefill_ahead", "Prompt tokens not prefilled yet.", [b.ttft.backlog(now) for b in books]),
+        )
+        for name, text, values in rows:
+            labelled = [((b.name,), v) for b, v in zip(books, values, strict=True)]
+            yield gauge(name, text, ("engine",), labelled)
 
     def _wire(self) -> Iterable[FamilySnapshot]:
         c = self._server.counters

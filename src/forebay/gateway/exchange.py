@@ -27,12 +27,14 @@ from forebay.wire.upstream import Call, Failure
 
 if TYPE_CHECKING:
     from forebay.gateway.app import Gateway
+    from forebay.policy.asks import Ask
 
 _TIMEOUTS: Final = frozenset({Failure.CONNECT_TIMEOUT, Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT})
 _UNREACHED: Final = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.TLS})
 # Reading a member off an Enum class is slow.
 _ADMIT: Final = Event.ADMIT
 _DISPATCH: Final = Event.DISPATCH
+_QUEUE: Final = Event.QUEUE
 _FIRST_TOKEN: Final = Event.FIRST_TOKEN
 _REFUSE: Final = Event.REFUSE
 _SETTLE: Final = Event.SETTLE
@@ -66,6 +68,7 @@ class Exchange(ABC):
         "_inflater",
         "_payload",
         "_tried",
+        "ask",
         "attempts",
         "body",
         "call",
@@ -79,6 +82,7 @@ class Exchange(ABC):
         "reply",
         "request",
         "request_id",
+        "script",
         "series",
         "shown",
         "state",
@@ -129,6 +133,8 @@ class Exchange(ABC):
         self._failing = False
         self._error_body = b""
         self._inflater: Inflater | None = None
+        self.ask: Ask | None = None
+        self.script = 0  # of the prompt, for the estimate of its tokens
         reply.on_gone = self.client_gone
 
     @property
@@ -151,10 +157,25 @@ class Exchange(ABC):
         if self._tried:
             self.entry = gateway.fleet.catalog.get(self.entry.name, self.entry)
             candidates = tuple(c for c in self.entry.candidates if c not in self._tried)
+        if gateway.admitting is not None and candidates and self.front.route.streams:
+            gateway.admitting.begin(self, candidates)
+            return
         name = gateway.placement.choose(self.entry.name, candidates, self.received_at)
-        handle = gateway.fleet.handles.get(name) if name is not None else None
-        if handle is None:
+        if name is None:
             self.refuse(last or errors.no_engine(self.entry.name, "none of its engines is healthy"))
+            return
+        self.dispatch(name)
+
+    def queued(self) -> None:
+        """Admission lets it wait."""
+        self._move(_QUEUE)
+
+    def dispatch(self, name: str) -> None:
+        """Send it to this engine."""
+        gateway = self.gateway
+        handle = gateway.fleet.handles.get(name)
+        if handle is None:
+            self.refuse(errors.no_engine(self.entry.name, "none of its engines is healthy"))
             return
         self.state = _DISPATCHED if self.state is _HELD else walk(self.state, _ADMIT, _DISPATCH)
         self._handle = handle
@@ -176,6 +197,8 @@ class Exchange(ABC):
         """Before the first byte: another engine, if there is one and the budget allows; else the refusal."""
         gateway = self.gateway
         self._release()
+        if self.ask is not None and gateway.admitting is not None:
+            gateway.admitting.end(self)
         retries = gateway.config.retries
         others = any(c not in self._tried for c in self.entry.candidates)
         if not others or self.attempts >= retries.attempts or not gateway.retry_budget.take(gateway.ticker.now):
@@ -272,6 +295,11 @@ class Exchange(ABC):
     @abstractmethod
     def heard_at(self) -> float: ...
 
+    @property
+    def events(self) -> int:
+        """Content events the client was sent; 0 where they are not seen."""
+        return 0
+
     @abstractmethod
     def account(self) -> None:
         """Add to the reply's count of bytes what went past it."""
@@ -280,6 +308,8 @@ class Exchange(ABC):
         """The answer's first content is here."""
         self.first_content_at = now
         self._move(_FIRST_TOKEN)
+        if self.ask is not None and self.gateway.admitting is not None:
+            self.gateway.admitting.first_content(self, now)
 
     def downstream_head(self) -> bytes:
         return downstream_block(self._headers)
@@ -370,6 +400,8 @@ class Exchange(ABC):
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.in_flight -= 1
+        if self.ask is not None and self.gateway.admitting is not None:
+            self.gateway.admitting.end(self)
         self.gateway.live.discard(self)
         self.gateway.settled(self)
         reply = self.reply

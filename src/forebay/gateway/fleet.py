@@ -11,8 +11,8 @@ import contextlib
 import logging
 import random
 import ssl
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterable
+from typing import NoReturn, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -54,6 +54,7 @@ class Handle:
         "recheck",
         "report",
         "reported",
+        "scraping",
         "task",
         "why",
     )
@@ -73,6 +74,7 @@ class Handle:
         self.recheck = asyncio.Event()
         self.looked_at = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self.scraping: asyncio.Task[None] | None = None
         self._failures = 0
         self._heads: dict[bytes, bytes] = {}
 
@@ -159,7 +161,25 @@ class Entry:
         return f"<Entry {self.name} → {self.target} on {list(self.candidates)}>"
 
 
+class Watcher(Protocol):
+    """Who follows the engines."""
+
+    def sync(self, handles: Iterable[Handle]) -> None:
+        """Their number, health or models changed."""
+        ...
+
+    def reported(self, handle: Handle) -> None:
+        """A look at its metrics ended, well or not."""
+        ...
+
+
 class Fleet:
+    """`watcher`, where there is one, is told of every change, and of the engines' metrics every `report_interval`
+    seconds."""
+
+    watcher: Watcher | None = None
+    report_interval = 0.25
+
     def __init__(self, tasks: Tasks, ticker: Ticker, clock: Callable[[], float]) -> None:
         self._tasks = tasks
         self._ticker = ticker
@@ -170,20 +190,24 @@ class Fleet:
 
     def configure(self, config: Config) -> None:
         """Engines that did not change keep their connections; those gone finish what they run."""
+        self.report_interval = config.admission.report_interval
         wanted = {e.name: e for e in config.engines}
         timeouts = config.timeouts
         for name, handle in tuple(self.handles.items()):
             if wanted.get(name) != handle.config:
                 del self.handles[name]
                 handle.pool.close()
-                if handle.task is not None:
-                    handle.task.cancel()
+                for task in (handle.task, handle.scraping):
+                    if task is not None:
+                        task.cancel()
             else:
                 handle.pool.configure(timeouts)
         for name, engine in wanted.items():
             if name not in self.handles:
                 handle = self.handles[name] = Handle(engine, self._pool(engine, timeouts), self._clock())
                 handle.task = self._tasks.spawn(self._watch(handle))
+                if self.watcher is not None:
+                    handle.scraping = self._tasks.spawn(self._scrape(handle, self.watcher))
         self._models = dict(config.models)
         self.rebuild()
 
@@ -219,6 +243,8 @@ class Fleet:
             for name in (target, *settings.aliases):
                 catalog[name] = Entry(name, target, tuple(handles), settings)
         self.catalog = catalog
+        if self.watcher is not None:
+            self.watcher.sync(self.handles.values())
 
     def refuse(self, model: str, usable: Callable[[str], bool] | None) -> NoReturn:
         """Say why `model` cannot be served now: unknown to this caller, or on no healthy engine. Raises Refusal."""
@@ -286,18 +312,34 @@ class Fleet:
                 log.warning("engine %s is out: %s", handle.name, e)
                 self.rebuild()
             return
+        if adapter.metrics_path is not None and (self.watcher is None or not handle.healthy):
+            await self._look(handle)
         recovered = handle.succeeded()
         if recovered:
             log.info("engine %s is healthy, serving %s", handle.name, ", ".join(handle.models) or "no model")
         if recovered or handle.discovered != known:
             self.rebuild()
-        if adapter.metrics_path is not None:
-            try:
-                page = await fetch(handle, adapter.metrics_path, seconds)
-            except FetchFailed:
-                handle.report = EngineReport()
-            else:
-                handle.report = adapter.report(page.decode("utf-8", "replace"))
+
+    async def _scrape(self, handle: Handle, watcher: Watcher) -> None:
+        """Its metrics, again and again, for as long as it is healthy. The watcher is told of one that has none, too: it
+        looks then at what it knows itself."""
+        rng = random.Random(handle.name)  # noqa: S311 - spreads looks, guards nothing
+        while True:
+            await asyncio.sleep(self.report_interval * rng.uniform(0.9, 1.1))
+            if handle.healthy:
+                await self._look(handle)
+                watcher.reported(handle)
+
+    async def _look(self, handle: Handle) -> None:
+        path = handle.adapter.metrics_path
+        if path is None:
+            return
+        try:
+            page = await fetch(handle, path, handle.config.health_timeout)
+        except FetchFailed:
+            handle.report = EngineReport()
+        else:
+            handle.report = handle.adapter.report(page.decode("utf-8", "replace"))
 
     def close(self) -> None:
         for handle in self.handles.values():

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from forebay import errors
 from forebay.config.models import Config, ServerTLS
 from forebay.gateway import logs
+from forebay.gateway.admitting import Admitting
 from forebay.gateway.app import Gateway
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
@@ -64,6 +65,9 @@ class Worker:
         gateway = Gateway(config, fleet, callers, RoundRobin(), Telemetry(config.metrics), request_log, ticker)
         server = Server(gateway, config.limits, config.timeouts, ticker)
         control = Control(gateway, server, writer, secrets.token_hex(8), self._start.index)
+        if config.admission.enabled:
+            gateway.admitting = Admitting(config.admission, loop)
+            fleet.watcher, fleet.report_interval = gateway.admitting, config.admission.report_interval
         fleet.configure(config)
         await control.listen(worker_socket(config.state_dir, self._start.index))
         await fleet.first_look(FIRST_LOOK)
@@ -88,6 +92,8 @@ class Worker:
         await server.close()
         await control.close()
         fleet.close()
+        if gateway.admitting is not None:
+            gateway.admitting.close()
         await tasks.drain()
         ticker.stop()
         request_log.flush()

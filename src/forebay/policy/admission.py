@@ -24,6 +24,8 @@ from forebay.policy.rules import Rules
 
 MAX_RETRY: Final = 60.0
 MOST_ROOMS: Final = 1_024
+MOST_ASIDE: Final = 256
+"""Engines that are gone, and whose books are kept."""
 LOOK_EVERY: Final = 0.02
 """Seconds until those who wait are looked at again where nothing else happens."""
 
@@ -71,6 +73,7 @@ class Admission:
         self.rooms: dict[str, WaitingRoom] = {}
         self.books = {name: EngineBooks(name, facts, rules, self.lengths) for name, facts in engines.items()}
         self.drain = Drain()
+        self._aside: dict[str, EngineBooks] = {}
         self._look_at = inf
         self._turn = 0
         self._put_out: list[tuple[Ask, Decision]] = []
@@ -101,7 +104,7 @@ class Admission:
             found = self._place(ask, ask.cls, now)
             if found is not None:
                 return self._admit(ask, *found, now)
-        reason = self._shed(ask, books)
+        reason = "too_long" if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         if reason is None:
             best = min(books, key=lambda b: b.bound(ask, now))
             expected = self._soonest(books, self._tokens_ahead(ask)) + best.bound(ask, now)
@@ -161,7 +164,7 @@ class Admission:
     # --- telling -----------------------------------------------------------------------------------------------------
 
     def on_first_token(self, ask: Ask, now: float) -> None:
-        books = self.books.get(ask.engine)
+        books = self._holder(ask)
         if books is None or ask.stage is not Stage.ADMITTED:
             return
         books.first_token(ask, now)
@@ -184,7 +187,7 @@ class Admission:
             self._room(ask).drop(ask, now)
         elif stage in (Stage.ADMITTED, Stage.ANSWERING):
             ask.produced = max(tokens, ask.produced)
-            books = self.books.get(ask.engine)
+            books = self._holder(ask)
             if books is not None:
                 books.end(ask, now, whole=whole)
             rules = self.rules.queue
@@ -201,14 +204,25 @@ class Admission:
             self._stir(now)
 
     def engine_gone(self, engine: str, now: float) -> list[Ask]:
-        """An engine cannot be reached any more; returns those that were on it. Their ends are still to be told."""
+        """An engine takes no more for now; returns those that are on it, whose ends are still to be told. Its books are
+        kept aside, for it may come back still working on them."""
         books = self.books.pop(engine, None)
+        if books is not None:
+            if len(self._aside) >= MOST_ASIDE:
+                self._aside = {name: b for name, b in self._aside.items() if b.asks}
+            self._aside[engine] = books
         self._stir(now)
         return list(books.asks.values()) if books is not None else []
 
     def engine_here(self, engine: str, facts: Facts, now: float) -> None:
-        """A new engine, or one that came back: its books begin empty."""
-        self.books[engine] = EngineBooks(engine, facts, self.rules, self.lengths)
+        """A new engine, or one that came back: with the books it had, where it is the same."""
+        books = self._aside.get(engine)
+        if books is None or books.facts != facts:
+            books = EngineBooks(engine, facts, self.rules, self.lengths)
+        else:
+            del self._aside[engine]
+            books.configure(self.rules, now)
+        self.books[engine] = books
         self._stir(now)
 
     def configure(self, rules: Rules, now: float) -> list[tuple[Ask, Decision]]:
@@ -223,13 +237,20 @@ class Admission:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    def _holder(self, ask: Ask) -> EngineBooks | None:
+        """The books that it is in."""
+        for books in (self.books.get(ask.engine), self._aside.get(ask.engine)):
+            if books is not None and books.asks.get(ask.key) is ask:
+                return books
+        return None
+
     def _presume(self, now: float) -> None:
         """First tokens that nobody sees, and that would be there by now."""
         unseen = self._unseen
         while unseen and unseen[0][0] <= now:
             ask = heappop(unseen)[2]
-            books = self.books.get(ask.engine)
-            if books is not None and ask.stage is Stage.ADMITTED and books.asks.get(ask.key) is ask:
+            books = self._holder(ask)
+            if books is not None and ask.stage is Stage.ADMITTED:
                 books.presumed(ask)
                 ask.stage = Stage.ANSWERING
 

@@ -98,6 +98,12 @@ class EngineBooks:
             return inf
         return ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)[1]
 
+    def never_takes(self, ask: Ask) -> bool:
+        """Whether it would not fit onto the empty engine either, by its prompt alone."""
+        kv = self.kv
+        blocks = ask.n * -(-(ask.prompt_tokens + 1) // kv.block_size)
+        return ask.n > self.facts.max_num_seqs or blocks > self.rules.ceilings[ask.cls] * kv.capacity_blocks
+
     @staticmethod
     def group(ask: Ask) -> Hashable:
         return (ask.model, ask.tenant)

@@ -1,0 +1,270 @@
+"""Admission in the gateway: tells `policy.admission` what happens, and wakes whom it lets go.
+
+One timer, set for what the policy wants next; nothing polls. Mutable state: the policy, the exchanges that wait by the
+policy's key, and which engines it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from forebay import errors
+from forebay.config.admission import Admission as Section
+from forebay.config.models import Class
+from forebay.counters import counters
+from forebay.errors import Outcome, Refusal
+from forebay.gateway.tokens import TokenEstimates, prompts_of
+from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
+from forebay.policy.asks import Ask
+from forebay.policy.engine_books import Facts, Report
+from forebay.policy.queue import QueueRules
+from forebay.policy.rules import Rules
+from forebay.policy.shed import ShedRules
+from forebay.policy.ttft import PrefillPrior
+
+if TYPE_CHECKING:
+    from forebay.gateway.exchange import Exchange
+    from forebay.gateway.fleet import Handle
+
+REASONS: Final = {
+    "slo": "The first token could not come in time: too much prefill is ahead of it",
+    "deadline": "It waited as long as it may, and no engine had room",
+    "deadline_passed": "No time is left for another try",
+    "shed_kv": "The engines' KV caches are nearly full",
+    "shed_preempting": "The engines are preempting requests",
+    "queue_full": "The queue is full",
+    "queue_held_back": "The rest of the queue is kept for better classes",
+    "queue_class_full": "The class's part of the queue is full",
+    "evicted": "Its place in the queue went to a request of a better class, or of a tenant with fewer",
+    "reload": "The queue became smaller",
+}
+"""Why admission refuses, by code."""
+
+
+def rules_of(section: Section) -> Rules:
+    """What the configuration says, as the policy has it. Raises ValueError."""
+    ttft, ceilings, queue, shed = section.ttft, section.ceilings, section.queue, section.shed
+    return Rules(
+        ttft={Class.VIP: ttft.vip, Class.NORMAL: ttft.normal, Class.LOW: ttft.low},
+        ttft_multiple=section.ttft_multiple,
+        tpot=section.tpot if section.tpot is not None else float("inf"),
+        wait=section.wait,
+        ceilings={Class.VIP: ceilings.vip, Class.NORMAL: ceilings.normal, Class.LOW: ceilings.low},
+        queue=QueueRules(
+            requests=queue.requests,
+            tokens=queue.tokens,
+            normal_share=queue.normal_share,
+            low_share=queue.low_share,
+            low_starvation_s=queue.low_starvation,
+        ),
+        shed=ShedRules(shed_at=shed.at, resume_at=shed.resume),
+    )
+
+
+class Admitting:
+    def __init__(self, section: Section, loop: asyncio.AbstractEventLoop) -> None:
+        self.policy = Admission(rules_of(section), {})
+        self.decisions = counters("forebay_admission", "Decisions over requests.", "class", "decision")
+        self.tokens = TokenEstimates()
+        self._loop = loop
+        self._keys = 0
+        self._waiting: dict[int, Exchange] = {}
+        self._streams: dict[int, Exchange] = {}
+        self._handles: dict[str, Handle] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    # --- a request ---------------------------------------------------------------------------------------------------
+
+    def begin(self, x: Exchange, engines: tuple[str, ...]) -> None:
+        """Decide over an attempt: dispatches it, refuses it, or lets it wait. `engines`: those it may go to."""
+        now = monotonic()
+        body = x.body
+        tokens, x.script = self.tokens.of(x.entry.target, x.request.body)
+        self._keys += 1
+        caller = x.front.caller
+        prompts = prompts_of(body)
+        x.ask = ask = Ask(
+            self._keys,
+            prompt_tokens=-(-tokens // prompts),
+            arrival=x.received_at,
+            cls=x.front.class_,
+            tenant=caller.organisation if caller is not None else "",
+            model=x.entry.target,
+            max_tokens=_most(x),
+            n=min(prompts * max(1, body.n or 1), self._widest(engines)),
+            engines=engines,
+            anonymous=caller is None or caller.key_id == "anonymous",
+            streams=x.stream,
+            tag=x,
+        )
+        decision = self.policy.offer(ask, now)
+        self._carry_out(x, ask, decision, now)
+        self._arm(now)
+
+    def first_content(self, x: Exchange, now: float) -> None:
+        ask = x.ask
+        if ask is not None:
+            self.policy.on_first_token(ask, now)
+            if x.stream:
+                self._streams[ask.key] = x
+            self._arm(now)
+
+    def end(self, x: Exchange) -> None:
+        """The attempt is over, in whatever way."""
+        ask, x.ask = x.ask, None
+        if ask is None:
+            return
+        now = monotonic()
+        self._waiting.pop(ask.key, None)
+        self._streams.pop(ask.key, None)
+        usage = x.usage
+        tokens = x.events // ask.n
+        if usage is not None:
+            if usage.completion_tokens:
+                tokens = max(1, usage.completion_tokens // ask.n)
+            if usage.prompt_tokens:
+                self.tokens.learn(ask.model, x.script, usage.prompt_tokens)
+        self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is Outcome.OK)
+        self._arm(now)
+
+    # --- engines -----------------------------------------------------------------------------------------------------
+
+    def sync(self, handles: Iterable[Handle]) -> None:
+        """The healthy engines, as they are now."""
+        now = monotonic()
+        healthy = {h.name: h for h in handles if h.healthy}
+        for name in [n for n, h in self._handles.items() if healthy.get(n) is not h]:
+            del self._handles[name]
+            self.policy.engine_gone(name, now)
+        for name, handle in healthy.items():
+            if name not in self._handles:
+                self._handles[name] = handle
+                self.policy.engine_here(name, _facts(handle), now)
+        self._arm(now)
+
+    def reported(self, handle: Handle) -> None:
+        """A scrape came, or failed: then its report says nothing."""
+        now = monotonic()
+        r = handle.report
+        counts = {
+            key: x.events // ask.n
+            for key, x in self._streams.items()
+            if x.engine == handle.name and (ask := x.ask) is not None
+        }
+        if counts:
+            self.policy.on_tokens(counts, now)
+        self.policy.on_report(
+            handle.name,
+            Report(
+                kv_used=r.kv_usage,
+                kv_tokens=handle.config.kv_tokens or r.kv_capacity_tokens,
+                block_size=r.block_size,
+                preemptions=r.preemptions,
+            ),
+            now,
+        )
+        self._arm(now)
+
+    def configure(self, section: Section) -> None:
+        """A reload: those who wait are judged anew."""
+        now = monotonic()
+        self._tell(self.policy.configure(rules_of(section), now), now)
+        self._arm(now)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, x: Exchange, ask: Ask, decision: Decision, now: float) -> None:
+        cls = ask.cls.value
+        if isinstance(decision, Admit):
+            self._waiting.pop(ask.key, None)
+            self.decisions.series(cls, "admit").add()
+            x.dispatch(decision.engine)
+        elif isinstance(decision, Wait):
+            self.decisions.series(cls, "wait").add()
+            self._waiting[ask.key] = x
+            x.queued()
+        else:
+            self._waiting.pop(ask.key, None)
+            self.decisions.series(cls, decision.reason).add()
+            x.refuse(_refusal(decision, x.entry.name))
+
+    def _widest(self, engines: tuple[str, ...]) -> int:
+        """Sequences that the largest of the engines runs at once. It takes more answers than that in turns."""
+        handles = self._handles
+        return max((handles[name].config.max_num_seqs for name in engines if name in handles), default=1)
+
+    def _tell(self, found: Iterable[tuple[Ask, Decision]], now: float) -> None:
+        for ask, decision in found:
+            x: Exchange = ask.tag
+            if x.ask is ask:
+                self._carry_out(x, ask, decision, now)
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = monotonic()
+        self._tell(self.policy.due(now), now)
+        self._arm(now)
+
+    def _arm(self, now: float) -> None:
+        due = self.policy.next_due()
+        if due == float("inf"):
+            return
+        if self._timer is not None:
+            if self._due <= due:
+                return
+            self._timer.cancel()
+        self._due = due
+        self._timer = self._loop.call_later(max(0.0, due - now), self._wake)
+
+    def __repr__(self) -> str:
+        return f"<Admitting {len(self._waiting)} waiting, {self.policy!r}>"
+
+
+def _facts(handle: Handle) -> Facts:
+    config, report = handle.config, handle.report
+    token = 1 / config.prefill_tokens_per_s
+    prior = PrefillPrior(
+        base_s=config.decode_step,
+        per_token_s=token,
+        per_token_context_s=0.0,
+        decode_step_s=config.decode_step,
+        per_sequence_s=0.0,
+        budget_tokens=config.max_num_batched_tokens,
+    )
+    return Facts(
+        kv_tokens=config.kv_tokens or report.kv_capacity_tokens,
+        block_size=report.block_size or 16,
+        max_num_seqs=config.max_num_seqs,
+        prefill=prior,
+    )
+
+
+def _most(x: Exchange) -> int | None:
+    """What bounds each of its answers; the model's default where the client says nothing."""
+    body = x.body
+    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if most is None:
+        defaults = x.entry.defaults
+        found = defaults.get("max_completion_tokens") or defaults.get("max_tokens") or b""
+        most = int(found) if found.isdigit() else None
+    return most if most is not None and most > 0 else None
+
+
+def _refusal(decision: Refuse, model: str) -> Refusal:
+    if decision.reason == "no_engine":
+        return errors.no_engine(model, "none of its engines is healthy")
+    if decision.reason == "too_long":
+        return errors.bad_request(
+            "The prompt is longer than the KV cache of any engine of this model holds for this class.",
+            code="context_length_exceeded",
+        )
+    return errors.overloaded(decision.reason, f"{REASONS[decision.reason]}.", decision.retry_after)
