@@ -19,6 +19,8 @@ from forebay.hardware.fitted import Coefficients, EngineFacts, FitError, FittedP
 from forebay.plan.simulate import Setup, SimulateError, expand, set_field, variable
 
 FOREBAY = str(Path(sys.executable).with_name("forebay"))
+ENV = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+"""Coverage of a process with another folder writes its data there, and to its standard error."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def forebay(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [FOREBAY, "simulate", *arguments], capture_output=True, text=True, timeout=100, cwd=cwd, check=False
+        [FOREBAY, "simulate", *arguments], capture_output=True, text=True, timeout=100, cwd=cwd, check=False, env=ENV
     )
 
 
@@ -214,7 +216,7 @@ def test_an_interrupt_ends_with_130_and_reports_what_was_done(profile: str, tmp_
     endless = ["poisson:rate=50,requests=100000000", "--engines", "4", "--profile", profile, "--out", "out"]
     with subprocess.Popen(
         [FOREBAY, "simulate", *endless, "--jobs", "1", "--vary", "max_num_seqs=8,16"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=ENV,
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 60
         child = None
@@ -247,7 +249,7 @@ def test_a_terminal_sees_how_far_it_is(profile: str, tmp_path: Path):
     load = ["poisson:rate=50,requests=4000", "--engines", "4", "--profile", profile]
     process = subprocess.Popen(
         [FOREBAY, "simulate", *load, "--json", "x.json"],
-        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "150"},
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs, env={**ENV, "TERM": "xterm", "COLUMNS": "150"},
     )  # fmt: skip
     os.close(theirs)
     seen = b""
