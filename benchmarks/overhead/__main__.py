@@ -105,7 +105,8 @@ def main() -> int:
     began = time.monotonic()
     rounds = env_int("ROUNDS", 5)
     peers_wanted = env_flag("PEERS")
-    chosen = env_names("SUBJECTS", [*OWN, *([] if peers_wanted is False else PEERS)], [*OWN, *PEERS])
+    usual = [name for name in OWN if name != "admission"]  # off by default in Forebay, too
+    chosen = env_names("SUBJECTS", [*usual, *([] if peers_wanted is False else PEERS)], [*OWN, *PEERS])
     loads = [LOADS[x] for x in env_names("LOADS", list(LOADS), list(LOADS))]
     if YARDSTICK not in chosen:
         chosen.insert(0, YARDSTICK)
