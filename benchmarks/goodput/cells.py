@@ -14,10 +14,8 @@ import numpy.typing as npt
 from benchmarks.goodput.workloads import CLASSES, LOADS, TRAFFIC, Traffic, offer
 from forebay.plan.simulate import Ready
 from forebay.policy.asks import Class
-from forebay.policy.engine_books import Facts
 from forebay.policy.rules import Rules
-from forebay.policy.ttft import PrefillPrior
-from forebay.sim.admitted import Admitted
+from forebay.sim.admitted import Admitted, facts_of
 from forebay.sim.baselines import Probabilistic, Slots, Utilisation
 from forebay.sim.cluster import Cluster, LeastRequests, Policy
 from forebay.sim.engine import EngineModel
@@ -88,14 +86,7 @@ def build(spec: Spec, ready: Ready, traffic: Traffic) -> Policy:
     if spec.policy == "oracle":
         return Oracle(traffic.promise)
     if spec.policy == "forebay":
-        settings = ready.settings
-        facts = Facts(
-            kv_tokens=settings.kv_tokens,
-            block_size=settings.block_size,
-            max_num_seqs=settings.max_num_seqs,
-            prefill=PrefillPrior.of(ready.steps, settings.max_num_batched_tokens),
-        )
-        promise = traffic.promise
+        promise, facts = traffic.promise, facts_of(ready.settings, ready.steps)
         ttft = dict.fromkeys(Class, promise.ttft)
         return Watched(Rules(ttft=ttft, ttft_multiple=promise.multiple, tpot=promise.tpot), [facts] * n)
     return LeastRequests(n)

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from forebay.policy.engine_books import Facts
 from forebay.policy.rules import Rules
-from forebay.policy.ttft import PrefillPrior
-from forebay.sim.admitted import Admitted
+from forebay.sim.admitted import Admitted, facts_of
 from forebay.sim.cluster import Cluster, LeastRequests
 from forebay.sim.engine import EngineModel
 from forebay.sim.rates import RateStepTime
@@ -23,11 +21,7 @@ from forebay.sim.workloads import open_workload
 
 SETTINGS = EngineSettings(num_blocks=2_000, max_num_seqs=64, max_num_batched_tokens=2_048, max_model_len=8_192)
 STEPS = RateStepTime(prefill_rate=10_000.0, decode_rate=50.0, batch_slowdown=0.005)
-FACTS = Facts(
-    kv_tokens=SETTINGS.kv_tokens,
-    max_num_seqs=SETTINGS.max_num_seqs,
-    prefill=PrefillPrior.of(STEPS, SETTINGS.max_num_batched_tokens),
-)
+FACTS = facts_of(SETTINGS, STEPS)
 FLOOD = (
     "burst:requests=200,prompt=lognormal(400;0.6),output=lognormal(100;0.5),classes=(vip=10;normal=60;low=30),seed=3"
 )

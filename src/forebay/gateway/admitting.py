@@ -162,7 +162,6 @@ class Admitting:
             Report(
                 kv_used=r.kv_usage,
                 kv_tokens=handle.config.kv_tokens or r.kv_capacity_tokens,
-                block_size=r.block_size,
                 preemptions=r.preemptions,
             ),
             now,

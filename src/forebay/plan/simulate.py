@@ -18,11 +18,9 @@ from forebay.config.models import Class
 from forebay.errors import shown
 from forebay.hardware.steptime import OutOfProfile, StepTime
 from forebay.plan.simulate_hardware import GPU, MODEL, Hardware, HardwareError, Wanted, find_hardware
-from forebay.policy.engine_books import Facts
 from forebay.policy.placement import RoundRobin
 from forebay.policy.rules import Rules
-from forebay.policy.ttft import PrefillPrior
-from forebay.sim.admitted import Admitted
+from forebay.sim.admitted import Admitted, facts_of
 from forebay.sim.cluster import Cluster, LeastRequests, Monitor, PassThrough, Policy
 from forebay.sim.engine import EngineModel
 from forebay.sim.jobs import Listener
@@ -216,14 +214,7 @@ def document(setups: Sequence[Setup], runs: Sequence[dict[str, Any]], *, interru
 
 def _policy(setup: Setup, ready: Ready) -> Policy:
     if setup.policy == "admission":
-        settings = ready.settings
-        facts = Facts(
-            kv_tokens=settings.kv_tokens,
-            block_size=settings.block_size,
-            max_num_seqs=settings.max_num_seqs,
-            prefill=PrefillPrior.of(ready.steps, settings.max_num_batched_tokens),
-        )
-        slo = setup.slo
+        slo, facts = setup.slo, facts_of(ready.settings, ready.steps)
         return Admitted(Rules(ttft=dict.fromkeys(Class, slo.ttft), tpot=slo.tpot), [facts] * setup.engines)
     if setup.placement == "least_requests":
         return LeastRequests(setup.engines)

@@ -38,7 +38,6 @@ class Report:
     kv_used: float | None = None
     """Share of its KV blocks in use, 0 to 1."""
     kv_tokens: int | None = None
-    block_size: int | None = None
     preemptions: int | None = None
     swapped: int | None = None
     """Blocks, ever since it started."""

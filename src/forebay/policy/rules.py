@@ -35,8 +35,6 @@ class Rules:
     z: float = 2.8
     """Standard deviations of the sum of predicted lengths kept free. 2.33 would be 99 % were traffic always the same;
     where it drifts (the Azure conversation trace), that covers 96 %."""
-    report_late: float = 2.0
-    """Seconds after which a report is too old to correct anything."""
     queue: QueueRules = field(default_factory=QueueRules)
     shed: ShedRules = field(default_factory=ShedRules)
 
@@ -49,7 +47,7 @@ class Rules:
         for cls in Class:
             if self.ceilings[cls] > 1:
                 raise ValueError(f"ceilings.{cls.value} must be at most 1, not {self.ceilings[cls]}")
-        for name in ("wait", "backlog_steps", "report_late"):
+        for name in ("wait", "backlog_steps"):
             value = getattr(self, name)
             if not (value > 0 and isfinite(value)):
                 raise ValueError(f"{name} must be greater than 0, not {value}")

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from forebay.hardware.steptime import StepTime
 from forebay.policy.admission import Admission, Admit, Decision
 from forebay.policy.asks import Ask, Class
 from forebay.policy.engine_books import Facts, Report
 from forebay.policy.rules import Rules
+from forebay.policy.ttft import PrefillPrior
 from forebay.sim.cluster import REFUSE, WAIT, Engine
 from forebay.sim.jobs import Job
+from forebay.sim.settings import EngineSettings
 from forebay.sim.workload import Ask as Arrival
+
+
+def facts_of(settings: EngineSettings, steps: StepTime) -> Facts:
+    """What the admission is told of such an engine before the first request."""
+    return Facts(
+        kv_tokens=settings.kv_tokens,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        prefill=PrefillPrior.of(steps, settings.max_num_batched_tokens),
+    )
 
 
 class Admitted:
