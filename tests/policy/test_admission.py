@@ -94,9 +94,43 @@ def test_a_promise_that_cannot_be_kept_is_refused_at_once(ask: Asks) -> None:
 def test_a_prompt_that_is_long_by_itself_is_held_to_a_multiple_of_its_prefill(ask: Asks) -> None:
     admission = policy(replace(RULES, ttft_multiple=5.0))
     assert isinstance(admission.offer(ask(tokens=20_000), 0.0), Admit)
-    assert isinstance(admission.offer(ask(tokens=20_000, cls=Class.VIP), 0.0), Admit)
-    refused = admission.offer(ask(tokens=20_000, cls=Class.VIP), 0.0)
-    assert isinstance(refused, Refuse)
+    more = [admission.offer(ask(tokens=20_000, cls=Class.VIP), 0.0) for _ in range(6)]
+    assert [type(d) for d in more] == [Admit] * 3 + [
+        Refuse
+    ] * 3  # the fourth 20,000 tokens behind the first would end after five times its own prefill
+
+
+def test_vip_goes_where_it_is_more_likely_in_time_than_not(ask: Asks) -> None:
+    admission = policy()
+    while isinstance(decision := admission.offer(ask(tokens=2000, cls=Class.VIP), 0.0), Admit):
+        last = decision
+    assert isinstance(decision, Refuse)
+    assert decision.reason == "slo"
+    assert last.bound > 1.5
+    book = admission.books["a"].ttft
+    assert 1.3 < book.quote(2000, 0.0).expected < 1.75
+    assert isinstance(admission.offer(ask(tokens=2000), 0.0), Refuse)
+
+
+def test_those_who_wait_are_looked_at_when_they_may_go(ask: Asks) -> None:
+    admission = policy()
+    now = 0.0
+    while isinstance(admission.offer(ask(tokens=1000), now), Admit):
+        pass
+    looks = []
+    while admission.books["a"].asks and (now := admission.next_due()) < inf:
+        looks.append(now)
+        assert len(looks) < 10
+        if found := admission.due(now):
+            break
+    ((one, decision),) = found
+    assert isinstance(decision, Admit)
+    assert 0.001 < looks[-1] < 1.0
+    early = policy()
+    while isinstance(early.offer(ask(tokens=1000), 0.0), Admit):
+        pass
+    assert early.due(looks[-1] - 0.002) == []
+    assert one.stage is Stage.ADMITTED
 
 
 def test_no_more_sequences_than_the_engine_runs(ask: Asks) -> None:
@@ -182,11 +216,11 @@ def test_an_engine_that_preempts_is_over_the_line_already(ask: Asks) -> None:
 
 def test_low_waits_for_idle_capacity(ask: Asks) -> None:
     admission = policy()
-    admission.offer(ask(tokens=2000), 0.0)
+    admission.offer(ask(tokens=2100), 0.0)
     low = ask(tokens=100, cls=Class.LOW)
     assert isinstance(admission.offer(low, 0.0), Wait)
-    assert admission.due(0.05) == []
-    assert [(a, type(d)) for a, d in admission.due(0.5)] == [(low, Admit)]
+    assert admission.due(0.0) == []
+    assert [(a, type(d)) for a, d in admission.due(admission.next_due())] == [(low, Admit)]
 
 
 def test_better_classes_go_first_whoever_came_first(ask: Asks) -> None:
@@ -218,7 +252,7 @@ def test_a_newcomer_does_not_overtake_those_who_wait(ask: Asks) -> None:
 
 
 def test_waiting_ends_at_the_deadline(ask: Asks) -> None:
-    admission = policy(replace(RULES, wait=1.0), a=replace(FACTS, max_num_seqs=1))
+    admission = policy(replace(RULES, wait=dict.fromkeys(Class, 1.0)), a=replace(FACTS, max_num_seqs=1))
     fill(admission, ask, 1)
     low = ask(0.1, cls=Class.LOW)
     assert isinstance(admission.offer(low, 0.1), Wait)
@@ -241,7 +275,7 @@ def test_one_whose_promise_is_out_of_reach_by_now_is_told_so(ask: Asks) -> None:
 
 
 def test_one_of_low_that_is_out_of_reach_does_not_hold_up_the_next(ask: Asks) -> None:
-    admission = policy(a=replace(FACTS, max_num_seqs=1))
+    admission = policy(replace(RULES, ttft=dict.fromkeys(Class, 1.5)), a=replace(FACTS, max_num_seqs=1))
     (running,) = fill(admission, ask, 1)
     stale, fresh = ask(0.0, cls=Class.LOW), ask(1.4, cls=Class.LOW)
     assert isinstance(admission.offer(stale, 0.0), Wait)
@@ -365,7 +399,8 @@ def test_an_engine_that_does_not_say_its_capacity_has_none_until_it_does(ask: As
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("wait", 0.0, "wait must be greater than 0"),
+        ("wait", dict.fromkeys(Class, 0.0), "wait needs a number greater than 0 for vip"),
+        ("backlog_steps", 0.0, "backlog_steps must be greater than 0"),
         ("tpot", 0.0, "tpot must be greater than 0"),
         ("z", -1.0, "z must be at least 0"),
         ("ttft", {Class.VIP: 1.0}, "ttft needs a number greater than 0 for normal"),
@@ -429,7 +464,7 @@ def test_whatever_happens_the_books_are_right_and_everyone_is_told(steps: list[t
         elif what == "here" and "b" not in admission.books:
             admission.engine_here("b", FACTS, now)
         elif what == "reload":
-            for one, decision in admission.configure(replace(RULES, wait=1.0 + dice % 3), now):
+            for one, decision in admission.configure(replace(RULES, wait=dict.fromkeys(Class, 1.0 + dice % 3)), now):
                 hear(one, decision)
         for one, decision in admission.due(now):
             hear(one, decision)

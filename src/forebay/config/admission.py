@@ -19,8 +19,19 @@ class Promises(Section):
     """To vip."""
     normal: Seconds = 1.5
     """To normal."""
-    low: Seconds = 1.5
-    """To low, once it is admitted."""
+    low: Seconds = 30.0
+    """To low, which waits for idle capacity."""
+
+
+class Waits(Section):
+    """Seconds that a request may wait for its admission, by class; never longer than its promise."""
+
+    vip: Seconds = 3.0
+    """Of vip."""
+    normal: Seconds = 3.0
+    """Of normal."""
+    low: Seconds = 30.0
+    """Of low."""
 
 
 class Ceilings(Section):
@@ -49,8 +60,8 @@ class Queue(Section):
     """How full the queue may be for one more of normal."""
     low_share: Share = 0.5
     """The same for low, which also gives way to the others."""
-    low_starvation: Seconds = 30.0
-    """Seconds after which one of low counts as normal."""
+    low_starvation: Seconds = 20.0
+    """Seconds after which one of low counts as normal. Less than its wait and its promise, or it never does."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Queue:
@@ -81,7 +92,7 @@ class Admission(Section):
     """Over 0: a prompt whose own prefill exceeds the promise is held to so many times that prefill instead."""
     tpot: Seconds | None = None
     """Seconds a token that decoding is to keep: prefill is paced by it."""
-    wait: Seconds = 3.0
+    wait: Waits = Waits()
     """Longest wait for admission."""
     ceilings: Ceilings = Ceilings()
     """How full the KV cache may get."""

@@ -46,12 +46,12 @@ REASONS: Final = {
 
 def rules_of(section: Section) -> Rules:
     """What the configuration says, as the policy has it. Raises ValueError."""
-    ttft, ceilings, queue, shed = section.ttft, section.ceilings, section.queue, section.shed
+    ttft, wait, ceilings, queue, shed = section.ttft, section.wait, section.ceilings, section.queue, section.shed
     return Rules(
         ttft={Class.VIP: ttft.vip, Class.NORMAL: ttft.normal, Class.LOW: ttft.low},
         ttft_multiple=section.ttft_multiple,
         tpot=section.tpot if section.tpot is not None else float("inf"),
-        wait=section.wait,
+        wait={Class.VIP: wait.vip, Class.NORMAL: wait.normal, Class.LOW: wait.low},
         ceilings={Class.VIP: ceilings.vip, Class.NORMAL: ceilings.normal, Class.LOW: ceilings.low},
         queue=QueueRules(
             requests=queue.requests,

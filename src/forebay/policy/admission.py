@@ -26,8 +26,8 @@ MAX_RETRY: Final = 60.0
 MOST_ROOMS: Final = 1_024
 MOST_ASIDE: Final = 256
 """Engines that are gone, and whose books are kept."""
-LOOK_EVERY: Final = 0.02
-"""Seconds until those who wait are looked at again where nothing else happens."""
+LOOK_AFTER: Final = 0.001
+"""Seconds between two looks at those who wait, at least, where nothing else happens."""
 
 
 class Admit(NamedTuple):
@@ -99,26 +99,29 @@ class Admission:
             ask.stage = Stage.ENDED
             return Refuse("no_engine", 1.0)
         self._presume(now)
-        ask.deadline = min(ask.deadline, ask.arrival + self.rules.wait)
-        if not self._ahead(ask) and (ask.cls is not Class.LOW or any(b.idle(now) for b in books)):
-            found = self._place(ask, ask.cls, now)
+        again = inf
+        if not self._ahead(ask):
+            idle = ask.cls is not Class.LOW or any(b.idle(now) for b in books)
+            found = self._place(ask, ask.cls, now) if idle else None
             if found is not None:
                 return self._admit(ask, *found, now)
+            again = min([b.again for b in books])
         reason = "too_long" if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         if reason is None:
-            best = min(books, key=lambda b: b.bound(ask, now))
-            expected = self._soonest(books, self._tokens_ahead(ask)) + best.bound(ask, now)
-            left = best.promise(ask) - (now - ask.arrival)
-            if expected > left and ask.cls is not Class.LOW:
+            best = min(books, key=lambda b: b.expects(ask, now))
+            expected = self._soonest(books, self._tokens_ahead(ask)) + best.expects(ask, now)
+            due = ask.arrival + best.promise(ask)
+            if now + (best.ideal(ask) if ask.cls is Class.LOW else expected) > due:
                 reason = "slo"
             else:
+                ask.deadline = min(ask.deadline, ask.arrival + self.rules.wait[ask.cls], due)
                 room = self._room(ask)
                 put = room.put(ask, now)
                 for gone in put.evicted:
                     self._put_out.append((gone, self._refuse(gone, "evicted", now, waited=True)))
                 if put.accepted:
                     ask.stage = Stage.WAITING
-                    self._look_at = now if put.evicted else min(self._look_at, now + LOOK_EVERY)
+                    self._look_at = now if put.evicted else min(self._look_at, self._next_look(room, again, now))
                     return Wait(room.position(ask), expected)
                 reason = put.reason or "queue_full"
         return self._refuse(ask, reason, now)
@@ -127,20 +130,25 @@ class Admission:
         """Those who waited and may go now, or must be refused."""
         out, self._put_out = self._put_out, []
         self._presume(now)
-        waiting = False
+        look_at = inf
         for room in self.rooms.values():
             if len(room):
-                self._serve(room, now, out)
-                waiting = waiting or len(room) > 0
-        self._look_at = now + LOOK_EVERY if waiting else inf
+                again = self._serve(room, now, out)
+                if len(room):
+                    look_at = min(look_at, self._next_look(room, again, now))
+        self._look_at = look_at
         return out
 
-    def _serve(self, room: WaitingRoom, now: float, out: list[tuple[Ask, Decision]]) -> None:
-        out.extend((ask, self._refuse(ask, "deadline", now, waited=True)) for ask in room.expire(now))
+    def _serve(self, room: WaitingRoom, now: float, out: list[tuple[Ask, Decision]]) -> float:
+        """When it may be worth another look if nothing else happens."""
+        for ask in room.expire(now):
+            reason = "deadline" if now >= ask.arrival + self.rules.wait[ask.cls] else "slo"
+            out.append((ask, self._refuse(ask, reason, now, waited=True)))
         while len(room):
-            head = room.head(now, idle=any(b.idle(now) for b in self.books.values()))
+            everyone = self.books.values()
+            head = room.head(now, idle=any(b.idle(now) for b in everyone))
             if head is None:
-                return
+                return min([b.again for b in everyone], default=inf)
             turn = room.turn(head)
             found = self._place(head, turn, now)
             if found is not None:
@@ -148,12 +156,21 @@ class Admission:
                 continue
             books = self._candidates(head)
             if not books:
-                return
-            best = min(books, key=lambda b: b.bound(head, now))
-            if best.bound(head, now) <= best.promise(head) - (now - head.arrival):
-                return
+                return inf
+            needs, best = self._best(books, head, now)
+            if needs <= best.promise(head) - (now - head.arrival):
+                return min([b.again for b in books])
             room.drop(head, now)
             out.append((head, self._refuse(head, "slo", now, waited=True)))
+        return inf
+
+    @staticmethod
+    def _next_look(room: WaitingRoom, again: float, now: float) -> float:
+        """When the first may go (`again`), has to leave, or counts as better, if nothing else happens."""
+        for moment in (room.next_deadline(), room.next_starving()):
+            if moment is not None and moment < again:
+                again = moment
+        return max(again, now + LOOK_AFTER)
 
     def next_due(self) -> float:
         """When to call `due` if nothing else happens; infinity: never."""
@@ -264,6 +281,12 @@ class Admission:
             return list(books.values())
         return [books[name] for name in ask.engines if name in books]
 
+    @staticmethod
+    def _best(books: list[EngineBooks], ask: Ask, now: float) -> tuple[float, EngineBooks]:
+        """Where it would be answered soonest, and in how many seconds."""
+        needs, i = min((one.needs(ask, now), i) for i, one in enumerate(books))
+        return needs, books[i]
+
     def _place(self, ask: Ask, cls: Class, now: float) -> tuple[EngineBooks, float] | None:
         """The engine on which it would be answered soonest, and the bound; None where none may take it now. `cls`: in
         whose turn."""
@@ -273,12 +296,12 @@ class Admission:
         if len(books) == 1:
             (best,) = books
             bound = best.takes(ask, cls, now)
-            return (best, bound) if bound <= best.promise(ask) - (now - ask.arrival) else None
+            return (best, bound) if bound < inf else None
         turn = self._turn
         for i in range(len(books)):
             one = books[(turn + i) % len(books)]
             bound = one.takes(ask, cls, now)
-            if bound < best_bound and bound <= one.promise(ask) - (now - ask.arrival):
+            if bound < best_bound:
                 best, best_bound = one, bound
         return None if best is None else (best, best_bound)
 

@@ -1,6 +1,6 @@
 """A margin that keeps its promise: adaptive conformal inference over a bounded window of scores.
 
-A score says how far an outcome was beyond its prediction (for a TTFT actual / expected). The margin is the quantile
+A score says how far an outcome was beyond its prediction, in some unit; it may be negative. The margin is the quantile
 1 - α_t of the last scores, and α_t follows the misses (I. Gibbs, E. Candès, "Adaptive conformal inference under
 distribution shift", NeurIPS 2021, arXiv:2106.00170, eq. 2):
 
@@ -22,6 +22,8 @@ from typing import Final
 _STRETCH: Final = 1.15
 _FURTHEST: Final = 4.0
 """How many γ α_t may lie below 0 or above 2α: more would only be slow to come back."""
+_LEAST_STRETCHED: Final = 0.1
+"""A margin below this is stretched as if it were this much: one of 0 would stay there."""
 _GOLDEN: Final = 0.6180339887498949
 
 
@@ -84,7 +86,9 @@ class Residuals:
         rank = ceil((n + 1) * (1 - (alpha if alpha > least else least)))
         rank = min(max(rank, 1), max(n - 1, ceil((n + 1) * self.target)), n)
         margin = ordered[rank - 1]
-        self.margin = margin if alpha >= least else margin * _STRETCH ** ((least - alpha) / rate)
+        if alpha < least:
+            margin = (margin if margin > _LEAST_STRETCHED else _LEAST_STRETCHED) * _STRETCH ** ((least - alpha) / rate)
+        self.margin = margin
 
     def censored(self, score: float, given: float) -> None:
         """An outcome that was cut off when it stood at `score`, of the margin `given`.

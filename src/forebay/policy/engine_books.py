@@ -16,6 +16,12 @@ from forebay.policy.ttft import PrefillPrior, TtftBook
 
 LEARN_EVERY: Final = 0.002
 """Seconds between two answers of an engine that the length statistics take in: more would cost more than they teach."""
+SLACK: Final = 0.25
+"""Seconds of prefill that go ahead of what decoding has made up for."""
+KEPT_TPOT: Final = 0.91
+"""Of the TPOT that is promised: what prefill is paced by."""
+MOST_MADE_UP: Final = 20.0
+"""Times a prefill's own time that decoding may be given to make up for it."""
 _UNBOUNDED: Final = 1 << 40
 """Blocks of an engine that does not say how many it has."""
 
@@ -59,16 +65,29 @@ class EngineBooks:
         self.sequences = 0
         """Answers in flight: the sum of `n`."""
         self.decoding = 0
+        self.again = inf
         self._learned_at = -inf
         self._length = (0.0, 0.0)  # mean and variance for the ask that was last looked at
-        self._paced = 0.0
-        self._paced_at = -inf
+        self._paced_until = -inf
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def bound(self, ask: Ask, now: float) -> float:
         """Seconds within which it would have its first token, were it handed over now."""
-        return self.ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)[1]
+        return self.ttft.quote(ask.prompt_tokens, now, decoding=self.decoding).bound
+
+    def expects(self, ask: Ask, now: float) -> float:
+        return self.ttft.quote(ask.prompt_tokens, now, decoding=self.decoding).expected
+
+    def ideal(self, ask: Ask) -> float:
+        """Seconds to its first token were the engine idle."""
+        return self.ttft.ideal(ask.prompt_tokens) * self.ttft.pace
+
+    def needs(self, ask: Ask, now: float) -> float:
+        """Seconds that its first token is taken to need where its promise is judged. Of a `vip` it is the expectation:
+        refused, it misses for certain, so it goes unless it would more likely miss than not."""
+        quote = self.ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)
+        return quote.expected if ask.cls is Class.VIP else quote.bound
 
     def promise(self, ask: Ask) -> float:
         """Seconds after its arrival within which it is to have its first token."""
@@ -80,22 +99,33 @@ class EngineBooks:
         return slo
 
     def takes(self, ask: Ask, cls: Class, now: float) -> float:
-        """The bound where all but the promise holds, else infinity. `cls`: in whose turn it goes."""
-        facts, rules = self.facts, self.rules
-        if self.sequences + ask.n > facts.max_num_seqs or self.shed.refuses(cls, ask.anonymous) is not None:
+        """The bound on its first token where it may go there now, else infinity; then `again` says when to ask anew if
+        nothing else happens. `cls`: in whose turn it goes."""
+        facts, rules, ttft = self.facts, self.rules, self.ttft
+        self.again = inf
+        if self.sequences + ask.n > facts.max_num_seqs:
+            return inf
+        shed = self.shed
+        if shed.active and shed.refuses(cls, ask.anonymous) is not None:
             return inf
         vip = cls is Class.VIP
-        ttft = self.ttft
-        if not vip and len(ttft):
-            most = rules.backlog_steps * max(1, facts.prefill.budget_tokens - self.decoding)
-            if ttft.backlog(now) + ask.prompt_tokens > max(most, ask.prompt_tokens + 1):
+        if not vip:
+            if len(ttft):
+                room = max(1, facts.prefill.budget_tokens - self.decoding)
+                own = ask.prompt_tokens if ask.prompt_tokens < 1.5 * room else 1.5 * room
+                most = rules.backlog_steps * room - own
+                if ttft.backlog(now) > most:
+                    self.again = ttft.until(most, now)
+                    return inf
+            if self._paced_until - now > SLACK and self.decoding:
+                self.again = self._paced_until - SLACK
                 return inf
-        if rules.tpot < inf and not vip and not self._in_pace(now):
-            return inf
         mean, var = self._length = self.lengths.residual(self.group(ask), 0, ask.max_tokens)
-        if not self.kv.fits(ask.prompt_tokens, mean, var, ask.n, ceiling_share=self.shed.ceiling(cls)):
+        if not self.kv.fits(ask.prompt_tokens, mean, var, ask.n, ceiling_share=shed.ceiling(cls)):
             return inf
-        return ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)[1]
+        quote = ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)
+        needs = quote.expected if vip else quote.bound
+        return quote.bound if needs <= self.promise(ask) - (now - ask.arrival) else inf
 
     def never_takes(self, ask: Ask) -> bool:
         """Whether it would not fit onto the empty engine either, by its prompt alone."""
@@ -108,8 +138,12 @@ class EngineBooks:
         return (ask.model, ask.tenant)
 
     def idle(self, now: float) -> bool:
-        """Whether work that can wait may go to it: it has less than a step of prefill ahead, and KV to spare."""
-        if self.ttft.backlog(now) > self.facts.prefill.budget_tokens / 2:
+        """Whether work that can wait may go to it: it has at most a step of prefill ahead, and KV to spare. Else
+        `again` says when to ask anew if nothing else happens."""
+        self.again = inf
+        step = self.facts.prefill.budget_tokens
+        if self.ttft.backlog(now) > step:
+            self.again = self.ttft.until(step, now)
             return False
         return self.kv.peak() <= self.shed.ceiling(Class.LOW) * self.kv.capacity_blocks
 
@@ -127,7 +161,8 @@ class EngineBooks:
         self.ttft.dispatched(ask.key, ask.prompt_tokens, 0, now, decoding=self.decoding)
         self.asks[ask.key] = ask
         self.sequences += ask.n
-        self._pace(ask, now)
+        if self.rules.tpot < inf:
+            self._pace(ask, now)
         if self.kv.may_reach(self.rules.shed.resume_at * self.shed.scale):
             self.shed.on_use(self.use(), now)
 
@@ -187,25 +222,26 @@ class EngineBooks:
 
     # --- the pace of prefill -----------------------------------------------------------------------------------------
 
-    def _share(self) -> float:
-        """Share of the engine's time that prefill may take so that decoding keeps its TPOT: where decode steps take d,
-        1 − d / TPOT."""
-        prior = self.facts.prefill
-        step = (prior.decode_step_s + self.decoding * prior.per_sequence_s) * self.ttft.pace
-        return max(0.05, 1 - step / (0.9 * self.rules.tpot))
-
-    def _in_pace(self, now: float) -> bool:
-        """Whether the prefill it was handed is paid for by the time that passed."""
-        if not self.decoding:
-            return True
-        self._paced = max(0.0, self._paced - max(0.0, now - self._paced_at) * self._share())
-        self._paced_at = max(now, self._paced_at)
-        return self._paced <= 0.5
-
     def _pace(self, ask: Ask, now: float) -> None:
-        if self.rules.tpot < inf:
-            self._in_pace(now)
-            self._paced += self.ttft.ideal(ask.prompt_tokens)
+        """A prefill of s seconds in k steps gives each sequence that decodes k tokens. Where that is less than
+        s / TPOT, steps without prefill, of d seconds, are to make up for it, at 1 / d − 1 / TPOT tokens a second."""
+        if not self.decoding:
+            return
+        ttft, tpot = self.ttft, KEPT_TPOT * self.rules.tpot
+        room = max(1, self.facts.prefill.budget_tokens - self.decoding)
+        seconds = ttft.ideal(ask.prompt_tokens) * ttft.pace
+        steps = ask.prompt_tokens / room
+        if steps > 1:
+            seconds = max(seconds, steps * ttft.full_step)
+        else:
+            seconds = steps * ttft.full_step
+        missing = seconds / tpot - steps
+        if missing <= 0:
+            return
+        step, sequence, *_ = ttft.coefficients
+        spare = 1 / max((step + self.decoding * sequence) * ttft.pace, 1e-6) - 1 / tpot
+        made_up = min(missing / spare, MOST_MADE_UP * seconds) if spare > 0 else MOST_MADE_UP * seconds
+        self._paced_until = max(now, self._paced_until) + seconds + made_up
 
     def __repr__(self) -> str:
         return f"<EngineBooks {self.name} {self.sequences} in flight, {self.decoding} decoding | {self.kv!r}>"

@@ -61,7 +61,7 @@ class QueueRules:
     """A bound of one class's own, on top."""
     normal: Bounds | None = None
     low: Bounds | None = None
-    low_starvation_s: float = 30.0
+    low_starvation_s: float = 20.0
     """Seconds after which a `low` ask counts as `normal`; infinite: never."""
     locality_tokens: float = 0.0
     """Weighted tokens of service by which a tenant with a warm prefix may go before its turn."""

@@ -19,17 +19,17 @@ def _each(vip: float, normal: float, low: float) -> dict[Class, float]:
 class Rules:
     """Raises ValueError, with the field's name, for rules that contradict themselves."""
 
-    ttft: Mapping[Class, float] = field(default_factory=lambda: _each(1.5, 1.5, 1.5))
+    ttft: Mapping[Class, float] = field(default_factory=lambda: _each(1.5, 1.5, 30.0))
     """Seconds from a request's arrival to its first token, by class: what is promised."""
     ttft_multiple: float = 0.0
     """Where over 0: a prompt whose own prefill exceeds the promise is held to this multiple of that prefill instead."""
     tpot: float = inf
     """Seconds a token that decoding keeps; infinite: nothing is promised."""
-    wait: float = 3.0
-    """Seconds that a request may wait for its admission."""
+    wait: Mapping[Class, float] = field(default_factory=lambda: _each(3.0, 3.0, 30.0))
+    """Seconds that a request may wait for its admission, by class."""
     ceilings: Mapping[Class, float] = field(default_factory=lambda: _each(0.97, 0.92, 0.75))
     """Share of the KV cache that the predicted peak may reach with a request of a class."""
-    backlog_steps: float = 2.0
+    backlog_steps: float = 2.2
     """Prefill handed to an engine ahead of what it computes, in its steps; what exceeds it waits here, where classes
     and tenants are told apart. `vip` is handed over at once."""
     z: float = 2.8
@@ -39,7 +39,7 @@ class Rules:
     shed: ShedRules = field(default_factory=ShedRules)
 
     def __post_init__(self) -> None:
-        for name in ("ttft", "ceilings"):
+        for name in ("ttft", "ceilings", "wait"):
             given: Mapping[Class, float] = getattr(self, name)
             for cls in Class:
                 if not (cls in given and given[cls] > 0):
@@ -47,10 +47,8 @@ class Rules:
         for cls in Class:
             if self.ceilings[cls] > 1:
                 raise ValueError(f"ceilings.{cls.value} must be at most 1, not {self.ceilings[cls]}")
-        for name in ("wait", "backlog_steps"):
-            value = getattr(self, name)
-            if not (value > 0 and isfinite(value)):
-                raise ValueError(f"{name} must be greater than 0, not {value}")
+        if not (self.backlog_steps > 0 and isfinite(self.backlog_steps)):
+            raise ValueError(f"backlog_steps must be greater than 0, not {self.backlog_steps}")
         if not self.tpot > 0:
             raise ValueError(f"tpot must be greater than 0, not {self.tpot}")
         if not (self.z >= 0 and isfinite(self.z)):

@@ -14,8 +14,14 @@ waits for
     pairs   Σ uncached · (context + uncached / 2): products of query and key in attention
 
 The five coefficients begin at a prior and are learned from every first token (`LeastSquares`). The pace is the
-geometric mean of the last first tokens' actual / predicted, faster than the coefficients. The bound is the expectation
-times a margin kept by adaptive conformal inference, one for each level of load (`Residuals`).
+geometric mean of the last first tokens' actual / predicted, faster than the coefficients. The bound is
+
+    TTFT + margin · (full step + doubt · TTFT)
+
+since what is not known is where in its step the engine is, and the coefficients to a few per cent: one unit for what is
+far ahead and for what is near. Where no prefill is ahead, the expectation takes the full step's place if it is less.
+The margin is kept by adaptive conformal inference, one for each level of load (`Residuals`); a level that has seen too
+few takes the margin of all. The doubt falls from a half to a twentieth with the first hundred first tokens.
 
 Not in the model: waiting for a slot or for KV blocks inside of the engine. Whoever dispatches only what the engine can
 run at once never sees it; else it is learned as if prefill were slower.
@@ -33,8 +39,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from math import exp, inf, log
-from typing import Final
+from math import exp, inf, log, sqrt
+from typing import Final, NamedTuple
 
 from forebay.hardware.steptime import Chunk, StepTime
 from forebay.policy.conformal import Residuals
@@ -64,6 +70,12 @@ _STALE: Final = 60.0
 """Seconds after which what the last first tokens said of pace and margin is no longer held against an engine."""
 _WINDOW: Final = 10.0
 """Seconds of memory of `utilisation`."""
+_PRIOR: Final = 1.0
+"""Margin before a hundred first tokens were seen, in scales."""
+_DOUBT: Final = 0.05
+"""The part of an expectation that is as uncertain as a full step, once the coefficients are learned."""
+_AT_FIRST: Final = 0.5
+"""The same before the first outcome; it falls with their number."""
 _KV: Final = 1024
 """Tokens of context that a decoding sequence is taken to have, where nobody says."""
 
@@ -127,29 +139,42 @@ class PrefillPrior:
 class _Flight:
     """A request that is on the engine without a first token."""
 
-    __slots__ = ("at", "begin", "bound", "expected", "factor", "level", "pairs", "seen", "tokens")
+    __slots__ = ("at", "begin", "bound", "context", "expected", "factor", "level", "pairs", "scale", "seen", "tokens")
 
     def __init__(
         self,
         at: float,
         begin: float,
         tokens: int,
+        context: int,
         pairs: float,
-        seen: Five,
-        expected: float,
-        bound: float,
-        level: int,
+        quote: Quote,
         factor: float,
     ) -> None:
         self.at = at
         self.begin = begin
         self.tokens = tokens
+        self.context = context
         self.pairs = pairs
-        self.seen = seen
-        self.expected = expected
-        self.bound = bound
-        self.level = level
+        self.expected, self.bound, self.scale, self.level, self.seen = quote
         self.factor = factor
+
+    def score(self, took: float) -> float:
+        """How far beyond what was expected, in its scale."""
+        return (took - self.expected) / self.scale
+
+
+class Quote(NamedTuple):
+    """Of one request, were it dispatched now. Seconds."""
+
+    expected: float
+    bound: float
+    """What its TTFT stays within 99 times of 100."""
+    scale: float
+    """The unit of the margin: what a full step takes, and a part of what is expected."""
+    level: int
+    seen: Five
+    """What the coefficients are multiplied with."""
 
 
 class TtftBook:
@@ -167,6 +192,7 @@ class TtftBook:
         "_batch",
         "_budget",
         "_decoding",
+        "_doubt",
         "_factor",
         "_far",
         "_fit",
@@ -177,18 +203,24 @@ class TtftBook:
         "_last",
         "_least_room",
         "_pace",
+        "_pair",
         "_pairs",
+        "_quoted",
         "_rate",
         "_served",
+        "_step",
         "_tokens",
         "levels",
+        "overall",
         "prior",
     )
 
     def __init__(self, prior: PrefillPrior, *, target: float = 0.99) -> None:
         self.prior = prior
-        self.levels = tuple(Residuals(target) for _ in LEVELS)
+        self.levels = tuple(Residuals(target, prior=_PRIOR) for _ in LEVELS)
         """By `LEVELS`."""
+        self.overall = Residuals(target, prior=_PRIOR)
+        """Of all levels together: for one that has seen too few."""
         self._flights: OrderedDict[Hashable, _Flight] = OrderedDict()
         self._front: _Flight | None = None
         self._tokens = 0
@@ -216,7 +248,10 @@ class TtftBook:
         self._last = -inf
         self._asked = [inf] * len(LEVELS)  # since when each level is quoted without a dispatch
         self._served = 0.0
-        self._rate = self._full_rate()
+        self._doubt = _AT_FIRST
+        self._quoted: tuple[float, int, int, int, int | None, Quote] | None = None
+        self._rate = self._step = self._pair = 0.0
+        self._draw()
 
     # --- what it says ------------------------------------------------------------------------------------------------
 
@@ -224,6 +259,11 @@ class TtftBook:
     def prefill_rate(self) -> float:
         """Prompt tokens a second in full steps, beside as many decodes as there last were."""
         return self._rate
+
+    @property
+    def full_step(self) -> float:
+        """Seconds of a full step with prefill, beside as many decodes as there last were."""
+        return self._step
 
     @property
     def utilisation(self) -> float:
@@ -244,24 +284,50 @@ class TtftBook:
     def pace(self) -> float:
         return self._factor
 
+    def margin(self, level: int) -> float:
+        own = self.levels[level]
+        return own.margin if len(own) >= own.enough else self.overall.margin
+
     def __len__(self) -> int:
         """Requests without a first token."""
         return len(self._flights)
 
     def backlog(self, now: float) -> float:
         """Uncached prompt tokens ahead of who is dispatched now: all without a first token, less what the engine has
-        done since the last one at `prefill_rate`, which is at most the oldest's tokens or a step's."""
-        front, tokens = self._front, self._tokens
+        done of the oldest (or of a step) since the last one."""
+        return self._tokens - self._done(now) if self._front is not None else 0.0
+
+    def _done(self, now: float) -> float:
+        """Tokens computed of the oldest since the last first token: of a long prompt the fewer a second, the more of it
+        is in the cache already."""
+        front = self._front
         if front is None:
             return 0.0
         since = front.begin if front.begin > self._last else self._last
-        done = (now - since) * self._rate
-        if done <= 0:
-            return tokens
+        passed = now - since
+        if passed <= 0:
+            return 0.0
+        rate, pair = self._rate, self._pair
+        done = passed * rate
+        if done * (front.context + done) * pair > 0.01 * passed:  # a t + pair t² / 2 = passed, a: seconds a token
+            a = 1 / rate + pair * front.context
+            done = 2 * passed / (a + sqrt(a * a + 2 * pair * passed))
         most = front.tokens if front.tokens > self._budget else self._budget
         if done > most:
             done = most
-        return tokens - done if done < tokens else 0.0
+        return done if done < self._tokens else self._tokens
+
+    def until(self, tokens: float, now: float) -> float:
+        """When `backlog` will be down to so many tokens if no first token comes; infinity: not without one."""
+        front = self._front
+        if front is None:
+            return now
+        done = self._tokens - tokens
+        if done > (front.tokens if front.tokens > self._budget else self._budget):
+            return inf
+        since = front.begin if front.begin > self._last else self._last
+        linear = done / self._rate
+        return since + max(linear, linear + self._pair * done * (front.context + done / 2))
 
     def quote(
         self,
@@ -271,16 +337,20 @@ class TtftBook:
         context_tokens: int = 0,
         decoding: int = 0,
         decoding_tokens: int | None = None,
-    ) -> tuple[float, float]:
-        """(expected, bound) of its TTFT, were it dispatched now."""
-        expected, level, _ = self._predict(uncached_tokens, context_tokens, now, decoding, decoding_tokens)
+    ) -> Quote:
+        """What to expect of its TTFT, were it dispatched now."""
+        quoted = self._predict(uncached_tokens, context_tokens, now, decoding, decoding_tokens)
+        level = quoted.level
         asked = self._asked
         if now - asked[level] > _STALE:
             self.levels[level].relax()
+            self.overall.relax()
+            self._quoted = None
             asked[level] = now
-        elif now < asked[level]:
+            return self._predict(uncached_tokens, context_tokens, now, decoding, decoding_tokens)
+        if now < asked[level]:
             asked[level] = now
-        return expected, expected * self.levels[level].margin
+        return quoted
 
     def ideal(self, uncached_tokens: int, *, context_tokens: int = 0) -> float:
         """Expected TTFT on the idle engine at its usual pace: what no admission can better."""
@@ -290,10 +360,20 @@ class TtftBook:
         pairs = tokens * (context_tokens + tokens / 2)
         return steps * (step + prefill) + max(0.0, tokens - steps * self._free) * token + pairs * pair
 
-    def _predict(self, uncached: int, context: int, now: float, n: int, kv: int | None) -> tuple[float, int, Five]:
-        """(expected, level, what the coefficients are multiplied with)."""
+    def _predict(self, uncached: int, context: int, now: float, n: int, kv: int | None) -> Quote:
+        last = self._quoted
+        if (
+            last is not None
+            and last[0] == now
+            and last[1] == uncached
+            and last[2] == n
+            and last[3] == context
+            and last[4] == kv
+        ):
+            return last[5]  # asked about, then dispatched
         own = uncached if uncached > 0 else 1  # the last prompt token is always computed
-        room = self._budget - n
+        batch = n + len(self._flights) / 2  # those ahead decode once they are prefilled: half of them, on average
+        room = self._budget - int(batch)
         if room < self._least_room:
             room = self._least_room
         pairs = own * (context + own / 2)
@@ -304,11 +384,13 @@ class TtftBook:
             level = 1 if n else 0
             if self._pace and now - self._last > _STALE:
                 self._pace, self._factor, self._far = 0.0, 1.0, 0
-                self._rate = self._full_rate()
+                self._draw()
         else:
-            ahead = self.backlog(now)
+            done = self._done(now)
+            ahead = self._tokens - done
             tokens = ahead + own
-            pairs += self._pairs * ahead / self._tokens
+            of_front = done if done < front.tokens else front.tokens
+            pairs += self._pairs - of_front * (front.context + of_front / 2)
             queue = ahead / room
             level = 2 if queue < _SHORT else 3 if queue < _MIDDLE else 4 if queue < _LONG else 5
             late = now - front.at - front.bound
@@ -321,16 +403,22 @@ class TtftBook:
         else:
             steps = full + 1 if full > _WAIT else _WAIT + 1
         work = tokens - self._free * prefills
-        batch: float = n
+        if work < 0:
+            work = 0.0
         if kv is not None:
             batch += (kv - n * _KV) * self._kv_share
-        seen = (steps, steps * batch, prefills, work if work > 0 else 0.0, pairs)
+        seen = (steps, steps * batch, prefills, work, pairs)
         step, sequence, prefill, token, pair = self._fit.coefficients
-        expected = self._factor * (
-            steps * (step + batch * sequence) + prefills * prefill + seen[3] * token + pairs * pair
-        )
-        # an engine that has been silent for too long will be so for as long again
-        return (expected + late if late > 0 else expected), level, seen
+        expected = self._factor * (steps * (step + batch * sequence) + prefills * prefill + work * token + pairs * pair)
+        if late > 0:  # an engine that has been silent for too long will be so for as long again
+            expected += late
+        scale = (self._step if level > 1 or expected > self._step else expected) + self._doubt * expected
+        own_margin = self.levels[level]
+        margin = own_margin.margin if len(own_margin) >= own_margin.enough else self.overall.margin
+        bound = expected + margin * scale
+        found = Quote(expected, bound if bound > 0.0 else 0.0, scale, level, seen)
+        self._quoted = (now, uncached, n, context, kv, found)
+        return found
 
     # --- what it is told ---------------------------------------------------------------------------------------------
 
@@ -347,16 +435,17 @@ class TtftBook:
         """Raises ValueError where `key` is on the engine already."""
         if key in self._flights:
             raise ValueError(f"{key!r} was dispatched already and has no first token yet")
-        expected, level, seen = self._predict(uncached_tokens, context_tokens, now, decoding, decoding_tokens)
+        quote = self._predict(uncached_tokens, context_tokens, now, decoding, decoding_tokens)
         tokens = uncached_tokens if uncached_tokens > 0 else 1
         pairs = tokens * (context_tokens + tokens / 2)
+        self._quoted = None
         self._decoding = decoding
+        seen = quote.seen
         self._batch = batch = seen[1] / seen[0]
         step, sequence, *_ = self._fit.coefficients
         wait = _WAIT * self._factor * (step + batch * sequence) if decoding else 0.0
-        self._asked[level] = inf
-        bound = expected * self.levels[level].margin
-        flight = _Flight(now, now + wait, tokens, pairs, seen, expected, bound, level, self._factor)
+        self._asked[quote.level] = inf
+        flight = _Flight(now, now + wait, tokens, context_tokens, pairs, quote, self._factor)
         self._flights[key] = flight
         if self._front is None:
             self._front = flight
@@ -374,10 +463,11 @@ class TtftBook:
         self._last = now
         took = max(now - flight.at, 1e-6)
         self._learn(flight.seen, took)
-        score = took / flight.expected
-        missed = took > flight.bound
         change = self._factor / (flight.factor * _EXPLAINED)
-        self.levels[flight.level].observe(score / change if change > 1 else score, missed)
+        score = flight.score(took / change if change > 1 else took)
+        self.levels[flight.level].observe(score, took > flight.bound)
+        overall = self.overall
+        overall.observe(score, score > overall.margin)
 
     def gone(self, key: Hashable, now: float) -> None:
         """It was cancelled, refused or lost before its first token; see the module's last paragraph. A key that is not
@@ -391,7 +481,9 @@ class TtftBook:
             return
         if waited > self._factor * sum(a * b for a, b in zip(flight.seen, self._fit.coefficients, strict=True)):
             self._learn(flight.seen, waited)
-        self.levels[flight.level].censored(waited / flight.expected, flight.bound / flight.expected)
+        score = flight.score(waited)
+        self.levels[flight.level].censored(score, flight.score(flight.bound))
+        self.overall.censored(score, self.overall.margin)
 
     def forget(self, key: Hashable) -> None:
         """Its first token cannot be seen: nothing is learned from it. A key that is not waited for changes nothing."""
@@ -400,6 +492,7 @@ class TtftBook:
             self._remove(flight)
 
     def _remove(self, flight: _Flight) -> None:
+        self._quoted = None
         self._tokens -= flight.tokens
         self._pairs -= flight.pairs
         if flight is self._front:
@@ -416,7 +509,8 @@ class TtftBook:
         ratio = took / plain
         self._follow(ratio)
         self._fit.learn(seen, ratio, plain)
-        self._rate = self._full_rate()
+        self._doubt = max(_DOUBT, _AT_FIRST / (1 + self._fit.learned / 10))
+        self._draw()
 
     def _follow(self, ratio: float) -> None:
         """The pace, after a first token that took `ratio` times what the coefficients alone say."""
@@ -433,11 +527,14 @@ class TtftBook:
             self._pace += _PACE * min(max(off, -2 * _FAR), 2 * _FAR)
         self._factor = exp(self._pace)
 
-    def _full_rate(self) -> float:
+    def _draw(self) -> None:
+        """A full step, its rate and what a pair costs, at the present pace."""
         room = max(self._budget - self._decoding, self._least_room)
         step, sequence, prefill, token, pair = self._fit.coefficients
         seconds = step + self._batch * sequence + prefill + max(0.0, room - self._free) * token + room * room / 2 * pair
-        return room / (max(seconds, 1e-9) * self._factor)
+        self._step = max(seconds, 1e-9) * self._factor
+        self._rate = room / self._step
+        self._pair = pair * self._factor
 
     def __repr__(self) -> str:
         return (
