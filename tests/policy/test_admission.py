@@ -370,7 +370,7 @@ def test_an_answer_read_whole_is_presumed_to_have_begun_when_it_was_promised(ask
     unary = ask(tokens=1000, streams=False)
     decision = admission.offer(unary, 0.0)
     assert isinstance(decision, Admit)
-    admission.due(decision.bound)
+    admission.offer(ask(), decision.bound)
     assert unary.stage is Stage.ANSWERING
     assert admission.books["a"].decoding == 1
     assert admission.books["a"].ttft.learned == 0
@@ -478,7 +478,7 @@ def test_whatever_happens_the_books_are_right_and_everyone_is_told(steps: list[t
             assert b.kv.requests == len(b.asks)
     for one in list(running.values()):
         admission.on_end(one, now, tokens=5)
-    now += 10
+    now += 31
     for one, decision in admission.due(now):
         hear(one, decision)
         if one.key in running and one.stage is not Stage.ENDED:

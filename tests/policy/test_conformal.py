@@ -34,11 +34,13 @@ class PlainResiduals:
         if n < enough:
             self.margin = max(prior, known[-1])
         else:
-            self.margin = known[rank - 1] * 1.15 ** (max(0.0, least - self.alpha) / rate)
+            self.margin = known[rank - 1]
+            if self.alpha < least:
+                self.margin = max(0.1, self.margin) * 1.15 ** ((least - self.alpha) / rate)
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.01, 100), st.booleans()), max_size=80),
+    st.lists(st.tuples(st.floats(-100, 100), st.booleans()), max_size=80),
     st.sampled_from([0.5, 0.8, 0.99]),
     st.integers(1, 12),
 )

@@ -12,7 +12,6 @@ Pure: time is an argument, equal calls give equal decisions. The gateway and the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heappop, heappush
 from math import exp, inf
 from typing import Final, NamedTuple
 
@@ -26,6 +25,14 @@ MAX_RETRY: Final = 60.0
 MOST_ROOMS: Final = 1_024
 MOST_ASIDE: Final = 256
 """Engines that are gone, and whose books are kept."""
+MOST_LISTS: Final = 1_024
+"""Sets of engines whose books are remembered as a list."""
+_LOW: Final = Class.LOW  # reading a member off an Enum class is slow
+_VIP: Final = Class.VIP
+_ADMITTED: Final = Stage.ADMITTED
+_ANSWERING: Final = Stage.ANSWERING
+_WAITING: Final = Stage.WAITING
+_ENDED: Final = Stage.ENDED
 LOOK_AFTER: Final = 0.001
 """Seconds between two looks at those who wait, at least, where nothing else happens."""
 
@@ -74,21 +81,21 @@ class Admission:
         self.books = {name: EngineBooks(name, facts, rules, self.lengths) for name, facts in engines.items()}
         self.drain = Drain()
         self._aside: dict[str, EngineBooks] = {}
+        self._lists: dict[tuple[str, ...], list[EngineBooks]] = {}
         self._look_at = inf
         self._turn = 0
         self._put_out: list[tuple[Ask, Decision]] = []
-        self._unseen: list[tuple[float, int, Ask]] = []  # when the first token of answers read whole is presumed
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def quote(self, ask: Ask, now: float) -> Quote:
-        found = self._place(ask, ask.cls, now)
-        if found is not None:
-            return Quote(found[0].name, found[1], True)
         books = self._candidates(ask)
         if not books:
             return Quote("", inf, False)
-        wait = self._wait(books, self._tokens_ahead(ask))
+        found = self._place(ask, ask.cls, books, now)
+        if found is not None:
+            return Quote(found[0].name, found[1], True)
+        wait = self._wait(books, self._tokens_ahead(ask, self._room(ask)))
         best = min(books, key=lambda b: b.bound(ask, now))
         return Quote(best.name, wait + best.bound(ask, now), False)
 
@@ -96,31 +103,30 @@ class Admission:
         """The decision over a new request. Whoever had to leave the room for it is told of by `due`."""
         books = self._candidates(ask)
         if not books:
-            ask.stage = Stage.ENDED
+            ask.stage = _ENDED
             return Refuse("no_engine", 1.0)
-        self._presume(now)
+        room = self._room(ask)
         again = inf
-        if not self._ahead(ask):
-            idle = ask.cls is not Class.LOW or any(b.idle(now) for b in books)
-            found = self._place(ask, ask.cls, now) if idle else None
+        if not room or not self._ahead(ask, room):
+            idle = ask.cls is not _LOW or any(b.idle(now) for b in books)
+            found = self._place(ask, ask.cls, books, now) if idle else None
             if found is not None:
-                return self._admit(ask, *found, now)
+                return self._admit(ask, *found, room, now)
             again = min([b.again for b in books])
         reason = "too_long" if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         if reason is None:
             best = min(books, key=lambda b: b.expects(ask, now))
-            expected = self._soonest(books, self._tokens_ahead(ask)) + best.expects(ask, now)
+            expected = self._soonest(books, self._tokens_ahead(ask, room)) + best.expects(ask, now)
             due = ask.arrival + best.promise(ask)
-            if now + (best.ideal(ask) if ask.cls is Class.LOW else expected) > due:
+            if now + (best.ideal(ask) if ask.cls is _LOW else expected) > due:
                 reason = "slo"
             else:
                 ask.deadline = min(ask.deadline, ask.arrival + self.rules.wait[ask.cls], due)
-                room = self._room(ask)
                 put = room.put(ask, now)
                 for gone in put.evicted:
                     self._put_out.append((gone, self._refuse(gone, "evicted", now, waited=True)))
                 if put.accepted:
-                    ask.stage = Stage.WAITING
+                    ask.stage = _WAITING
                     self._look_at = now if put.evicted else min(self._look_at, self._next_look(room, again, now))
                     return Wait(room.position(ask), expected)
                 reason = put.reason or "queue_full"
@@ -129,7 +135,6 @@ class Admission:
     def due(self, now: float) -> list[tuple[Ask, Decision]]:
         """Those who waited and may go now, or must be refused."""
         out, self._put_out = self._put_out, []
-        self._presume(now)
         look_at = inf
         for room in self.rooms.values():
             if len(room):
@@ -149,14 +154,13 @@ class Admission:
             head = room.head(now, idle=any(b.idle(now) for b in everyone))
             if head is None:
                 return min([b.again for b in everyone], default=inf)
-            turn = room.turn(head)
-            found = self._place(head, turn, now)
-            if found is not None:
-                out.append((head, self._admit(head, *found, now)))
-                continue
             books = self._candidates(head)
             if not books:
                 return inf
+            found = self._place(head, room.turn(head), books, now)
+            if found is not None:
+                out.append((head, self._admit(head, *found, room, now)))
+                continue
             needs, best = self._best(books, head, now)
             if needs <= best.promise(head) - (now - head.arrival):
                 return min([b.again for b in books])
@@ -181,11 +185,11 @@ class Admission:
     # --- telling -----------------------------------------------------------------------------------------------------
 
     def on_first_token(self, ask: Ask, now: float) -> None:
-        books = self._holder(ask)
-        if books is None or ask.stage is not Stage.ADMITTED:
+        books = ask.holder
+        if books is None or ask.stage is not _ADMITTED:
             return
         books.first_token(ask, now)
-        ask.stage = Stage.ANSWERING
+        ask.stage = _ANSWERING
         self._stir(now)
 
     def on_tokens(self, counts: Mapping[int, int], now: float) -> None:
@@ -200,17 +204,17 @@ class Admission:
         """It is over, in whatever way: `tokens` of each answer came; `whole`: the answer came to its own end. Says
         nothing of one that was never taken."""
         stage = ask.stage
-        if stage is Stage.WAITING:
+        if stage is _WAITING:
             self._room(ask).drop(ask, now)
-        elif stage in (Stage.ADMITTED, Stage.ANSWERING):
-            ask.produced = max(tokens, ask.produced)
-            books = self._holder(ask)
-            if books is not None:
-                books.end(ask, now, whole=whole)
+        elif stage is _ADMITTED or stage is _ANSWERING:
+            if tokens > ask.produced:
+                ask.produced = tokens
+            if ask.holder is not None:
+                ask.holder.end(ask, now, whole=whole)
             rules = self.rules.queue
-            took = rules.service(ask.prompt_tokens if stage is Stage.ANSWERING else 0, ask.produced * ask.n)
+            took = rules.service(ask.prompt_tokens if stage is _ANSWERING else 0, ask.produced * ask.n)
             self._room(ask).settle(ask.tenant, ask.charged_as, ask.charged, took, ask.admitted_at)
-        ask.stage = Stage.ENDED
+        ask.stage = _ENDED
         self._stir(now)
 
     def on_report(self, engine: str, report: Report, now: float) -> None:
@@ -224,6 +228,7 @@ class Admission:
         """An engine takes no more for now; returns those that are on it, whose ends are still to be told. Its books are
         kept aside, for it may come back still working on them."""
         books = self.books.pop(engine, None)
+        self._lists.clear()
         if books is not None:
             if len(self._aside) >= MOST_ASIDE:
                 self._aside = {name: b for name, b in self._aside.items() if b.asks}
@@ -240,6 +245,7 @@ class Admission:
             del self._aside[engine]
             books.configure(self.rules, now)
         self.books[engine] = books
+        self._lists.clear()
         self._stir(now)
 
     def configure(self, rules: Rules, now: float) -> list[tuple[Ask, Decision]]:
@@ -254,32 +260,19 @@ class Admission:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _holder(self, ask: Ask) -> EngineBooks | None:
-        """The books that it is in."""
-        for books in (self.books.get(ask.engine), self._aside.get(ask.engine)):
-            if books is not None and books.asks.get(ask.key) is ask:
-                return books
-        return None
-
-    def _presume(self, now: float) -> None:
-        """First tokens that nobody sees, and that would be there by now."""
-        unseen = self._unseen
-        while unseen and unseen[0][0] <= now:
-            ask = heappop(unseen)[2]
-            books = self._holder(ask)
-            if books is not None and ask.stage is Stage.ADMITTED:
-                books.presumed(ask)
-                ask.stage = Stage.ANSWERING
-
     def _stir(self, now: float) -> None:
         if self._look_at < inf:  # somebody waits
             self._look_at = now
 
     def _candidates(self, ask: Ask) -> list[EngineBooks]:
-        books = self.books
-        if not ask.engines:
-            return list(books.values())
-        return [books[name] for name in ask.engines if name in books]
+        found = self._lists.get(ask.engines)
+        if found is None:
+            books = self.books
+            found = [books[name] for name in ask.engines if name in books] if ask.engines else list(books.values())
+            if len(self._lists) >= MOST_LISTS:
+                self._lists.clear()
+            self._lists[ask.engines] = found
+        return found
 
     @staticmethod
     def _best(books: list[EngineBooks], ask: Ask, now: float) -> tuple[float, EngineBooks]:
@@ -287,43 +280,42 @@ class Admission:
         needs, i = min((one.needs(ask, now), i) for i, one in enumerate(books))
         return needs, books[i]
 
-    def _place(self, ask: Ask, cls: Class, now: float) -> tuple[EngineBooks, float] | None:
+    def _place(
+        self, ask: Ask, cls: Class, books: list[EngineBooks], now: float
+    ) -> tuple[EngineBooks, float] | None:
         """The engine on which it would be answered soonest, and the bound; None where none may take it now. `cls`: in
         whose turn."""
-        best: EngineBooks | None = None
-        best_bound = inf
-        books = self._candidates(ask)
         if len(books) == 1:
-            (best,) = books
+            best = books[0]
             bound = best.takes(ask, cls, now)
             return (best, bound) if bound < inf else None
+        found: EngineBooks | None = None
+        best_bound = inf
         turn = self._turn
         for i in range(len(books)):
             one = books[(turn + i) % len(books)]
             bound = one.takes(ask, cls, now)
             if bound < best_bound:
-                best, best_bound = one, bound
-        return None if best is None else (best, best_bound)
+                found, best_bound = one, bound
+        return None if found is None else (found, best_bound)
 
-    def _admit(self, ask: Ask, books: EngineBooks, bound: float, now: float) -> Admit:
-        cls = self._room(ask).take(ask, now) if ask.stage is Stage.WAITING else ask.cls
-        ask.stage = Stage.ADMITTED
+    def _admit(self, ask: Ask, books: EngineBooks, bound: float, room: WaitingRoom, now: float) -> Admit:
+        cls = room.take(ask, now) if ask.stage is _WAITING else ask.cls
+        ask.stage = _ADMITTED
         ask.engine = books.name
         ask.admitted_at = now
         ask.bound = bound
         self.drain.passes(now, crowded=self._look_at < inf)
         self.drain.took(ask.prompt_tokens, now)
         books.admit(ask, now)
-        if not ask.streams:
-            heappush(self._unseen, (now + bound, ask.key, ask))
         ask.charged_as = cls
         ask.charged = self.rules.queue.service(ask.prompt_tokens, ask.expected)
-        self._room(ask).charge(ask.tenant, cls, ask.charged)
+        room.charge(ask.tenant, cls, ask.charged)
         self._turn += 1
         return Admit(books.name, bound)
 
     def _refuse(self, ask: Ask, reason: str, now: float, *, waited: bool = False) -> Refuse:
-        ask.stage = Stage.ENDED
+        ask.stage = _ENDED
         self.drain.passes(now, crowded=True)
         rate = self._rate(self._candidates(ask) or list(self.books.values()))
         return Refuse(reason, self.drain.slot(ask.prompt_tokens, self._room(ask).tokens, rate, now), waited)
@@ -347,20 +339,20 @@ class Admission:
             room = self.rooms[ask.model] = WaitingRoom(self.rules.queue)
         return room
 
-    def _ahead(self, ask: Ask) -> int:
+    @staticmethod
+    def _ahead(ask: Ask, room: WaitingRoom) -> int:
         """How many wait who go before this newcomer."""
-        room = self._room(ask)
-        if not len(room) or ask.cls is Class.LOW:
+        if not len(room) or ask.cls is _LOW:
             return len(room)
         vip = room.count(Class.VIP)
-        return vip if ask.cls is Class.VIP else vip + room.count(Class.NORMAL) + room.starved
+        return vip if ask.cls is _VIP else vip + room.count(Class.NORMAL) + room.starved
 
-    def _tokens_ahead(self, ask: Ask) -> float:
-        room = self._room(ask)
-        if not len(room) or ask.cls is Class.LOW:
+    @staticmethod
+    def _tokens_ahead(ask: Ask, room: WaitingRoom) -> float:
+        if not len(room) or ask.cls is _LOW:
             return room.tokens
         vip = room.tokens_of(Class.VIP)
-        return vip if ask.cls is Class.VIP else vip + room.tokens_of(Class.NORMAL)
+        return vip if ask.cls is _VIP else vip + room.tokens_of(Class.NORMAL)
 
     def _rate(self, books: list[EngineBooks]) -> float:
         """Prompt tokens a second that leave the room while somebody waits: what was seen, at most what the engines can

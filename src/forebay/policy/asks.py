@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.config.models import Class
+
+if TYPE_CHECKING:
+    from forebay.policy.engine_books import EngineBooks
 
 __all__ = ["Ask", "Class", "Stage"]
 
@@ -39,6 +42,7 @@ class Ask:
         "engine",
         "engines",
         "expected",
+        "holder",
         "key",
         "max_tokens",
         "model",
@@ -86,6 +90,8 @@ class Ask:
         self.tag = tag
         self.stage = Stage.NEW
         self.engine = ""
+        self.holder: EngineBooks | None = None
+        """The books that it is in."""
         self.admitted_at = -1.0
         self.expected = 0.0
         """Output tokens predicted when it was admitted."""

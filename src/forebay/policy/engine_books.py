@@ -18,6 +18,9 @@ LEARN_EVERY: Final = 0.002
 """Seconds between two answers of an engine that the length statistics take in: more would cost more than they teach."""
 SLACK: Final = 0.25
 """Seconds of prefill that go ahead of what decoding has made up for."""
+_VIP: Final = Class.VIP  # reading a member off an Enum class is slow
+_ADMITTED: Final = Stage.ADMITTED
+_ANSWERING: Final = Stage.ANSWERING
 KEPT_TPOT: Final = 0.91
 """Of the TPOT that is promised: what prefill is paced by."""
 MOST_MADE_UP: Final = 20.0
@@ -62,6 +65,8 @@ class EngineBooks:
         self.ttft = TtftBook(facts.prefill)
         self.shed = Shedder(rules.shed, rules.ceilings)
         self.asks: dict[int, Ask] = {}
+        self.unseen: dict[int, tuple[float, Ask]] = {}
+        """Answers read whole, in order of dispatch, and when the first token of each is presumed: nobody sees it."""
         self.sequences = 0
         """Answers in flight: the sum of `n`."""
         self.decoding = 0
@@ -87,7 +92,7 @@ class EngineBooks:
         """Seconds that its first token is taken to need where its promise is judged. Of a `vip` it is the expectation:
         refused, it misses for certain, so it goes unless it would more likely miss than not."""
         quote = self.ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)
-        return quote.expected if ask.cls is Class.VIP else quote.bound
+        return quote.expected if ask.cls is _VIP else quote.bound
 
     def promise(self, ask: Ask) -> float:
         """Seconds after its arrival within which it is to have its first token."""
@@ -103,12 +108,14 @@ class EngineBooks:
         nothing else happens. `cls`: in whose turn it goes."""
         facts, rules, ttft = self.facts, self.rules, self.ttft
         self.again = inf
+        if self.unseen:
+            self.presume(now)
         if self.sequences + ask.n > facts.max_num_seqs:
             return inf
         shed = self.shed
         if shed.active and shed.refuses(cls, ask.anonymous) is not None:
             return inf
-        vip = cls is Class.VIP
+        vip = cls is _VIP
         if not vip:
             if len(ttft):
                 room = max(1, facts.prefill.budget_tokens - self.decoding)
@@ -160,6 +167,9 @@ class EngineBooks:
         self.kv.hold(ask.key, ask.prompt_tokens, mean, var, n=ask.n)
         self.ttft.dispatched(ask.key, ask.prompt_tokens, 0, now, decoding=self.decoding)
         self.asks[ask.key] = ask
+        ask.holder = self
+        if not ask.streams:
+            self.unseen[ask.key] = (now + ask.bound, ask)
         self.sequences += ask.n
         if self.rules.tpot < inf:
             self._pace(ask, now)
@@ -170,10 +180,18 @@ class EngineBooks:
         self.ttft.first_token(ask.key, now)
         self.decoding += ask.n
 
-    def presumed(self, ask: Ask) -> None:
-        """Its first token would be there by now; nobody sees it, so nothing is learned."""
-        self.ttft.forget(ask.key)
-        self.decoding += ask.n
+    def presume(self, now: float) -> None:
+        """First tokens that nobody sees and that would be there by now: nothing is learned from them."""
+        unseen = self.unseen
+        while unseen:
+            key = next(iter(unseen))
+            at, ask = unseen[key]
+            if at > now:
+                return
+            del unseen[key]
+            self.ttft.forget(key)
+            self.decoding += ask.n
+            ask.stage = _ANSWERING
 
     def produced(self, ask: Ask, tokens: int) -> None:
         """`tokens` of each of its answers are there."""
@@ -185,14 +203,16 @@ class EngineBooks:
         """`whole`: the answer came to its own end; else it was cancelled, cut or refused."""
         if self.asks.pop(ask.key, None) is None:
             return
+        ask.holder = None
         self.kv.drop(ask.key)
         self.sequences -= ask.n
-        if ask.stage is Stage.ANSWERING:
+        if ask.stage is _ANSWERING:
             self.decoding -= ask.n
         elif ask.streams:
             self.ttft.gone(ask.key, now)
         else:
             self.ttft.forget(ask.key)
+            self.unseen.pop(ask.key, None)
         if ask.produced and now - self._learned_at >= LEARN_EVERY:
             self._learned_at = now
             self.lengths.observe(self.group(ask), ask.produced, censored=not whole)

@@ -42,6 +42,8 @@ def first_of(index: int) -> int:
 
 
 BUCKETS: Final = bucket(LONGEST)
+CAPS: Final = 64
+"""Values of max_tokens whose first residual a group remembers until it learns."""
 BLOCK: Final = 64
 """Answers to a block by which the spread is measured; of the spread each block makes up 1/32."""
 
@@ -59,6 +61,7 @@ class _Curve:
         "due",
         "ended",
         "fall",
+        "fresh",
         "learned_at",
         "mean",
         "new_ended",
@@ -80,6 +83,7 @@ class _Curve:
         self.top = -1
         self.new_ended: dict[int, int] = {}
         self.cut: dict[int, list[float]] = {}  # bucket → answers, and the sum of the shares of it that they saw
+        self.fresh: dict[int, tuple[float, float]] = {}  # by cap, (mean, variance) of an answer that has not begun
         self.ended = array("d", bytes(8 * BUCKETS))
         self.risk = array("d", bytes(8 * BUCKETS))
         if parent is not None:  # it is like its parent until it learns
@@ -134,6 +138,7 @@ class _Curve:
         """Moments backwards from the last bucket. Within a bucket lengths are spread evenly. For whole numbers R ≥ 0:
         E[R] = Σ P(R > k), E[R²] = Σ (2k + 1) P(R > k)."""
         self.alive = alive
+        self.fresh.clear()
         if parent is None:
             top = BUCKETS - 1
             self.mean, self.square, self.fall = (array("d", bytes(8 * BUCKETS)) for _ in range(3))
@@ -263,8 +268,21 @@ class Lengths:
     def residual(self, group: Hashable, produced: int, cap: int | None) -> tuple[float, float]:
         """(mean, variance) of the tokens still to come when `produced` are there and no end; `cap` (max_tokens) bounds
         what there can be in all. (0, 0) where the cap is reached."""
-        produced = min(produced, LONGEST - 1)
         curve = self._curves.get(group) or self._coarser(group)
+        spread = self._spread
+        if produced:
+            mean, variance = self._rest(curve, min(produced, LONGEST - 1), cap)
+        else:
+            found = curve.fresh.get(-1 if cap is None else cap)
+            if found is None:
+                found = self._rest(curve, 0, cap)
+                if len(curve.fresh) < CAPS:
+                    curve.fresh[-1 if cap is None else cap] = found
+            mean, variance = found
+        return mean, variance * spread if spread > 1.0 else variance
+
+    @staticmethod
+    def _rest(curve: _Curve, produced: int, cap: int | None) -> tuple[float, float]:
         mean, square, fall = curve.at(produced)
         if cap is not None and cap < LONGEST:
             more = cap - produced
@@ -274,9 +292,8 @@ class Lengths:
             reach = exp(fall_then - fall)
             mean -= reach * mean_then
             square -= reach * (2 * more * mean_then + square_then)
-        spread = self._spread
         variance = square - mean * mean
-        return mean, 0.0 if variance < 0.0 else variance * spread if spread > 1.0 else variance
+        return mean, variance if variance > 0.0 else 0.0
 
     def _measure(self, group: Hashable, tokens: int, censored: bool) -> None:
         curve = self._curves.get(group) or self._coarser(group)
