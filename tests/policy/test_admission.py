@@ -78,7 +78,7 @@ def test_it_goes_where_it_is_answered_soonest(ask: Asks) -> None:
 
 def test_what_waits_is_waiting_here_and_vip_is_handed_over(ask: Asks) -> None:
     admission = policy()
-    admission.offer(ask(tokens=3000), 0.0)
+    admission.offer(ask(tokens=3200), 0.0)
     assert isinstance(admission.offer(ask(tokens=2000), 0.0), Wait)
     assert isinstance(admission.offer(ask(tokens=2000, cls=Class.VIP), 0.0), Admit)
 

@@ -87,7 +87,7 @@ def test_equal_inputs_give_equal_decisions() -> None:
 
 
 def test_clients_that_lose_patience_leave_the_queue_and_the_engines() -> None:
-    cluster, policy = simulate(LOAD, "admission", patience=0.4)
+    cluster, policy = simulate(LOAD.replace("rate=40", "rate=80"), "admission", patience=0.4)
     requests = cluster.record.requests
     outcomes = {Outcome(o) for o in requests.outcome}
     assert outcomes == {Outcome.FINISHED, Outcome.REFUSED, Outcome.ABANDONED}
@@ -95,6 +95,30 @@ def test_clients_that_lose_patience_leave_the_queue_and_the_engines() -> None:
     assert not cluster.record.jobs
     assert policy is not None
     assert all(b.kv.requests == b.sequences == 0 for b in policy.admission.books.values())
+
+
+@pytest.mark.parametrize(("tpot", "share"), [(0.03, 0.4), (0.04, 0.75), (0.05, 0.9)])
+def test_prefill_is_paced_so_that_answers_keep_their_tpot(tpot: float, share: float) -> None:
+    def answers(rules: Rules) -> list[float]:
+        settings = replace(SETTINGS, num_blocks=8_000)
+        cluster = Cluster(
+            lambda listener, i: EngineModel(settings, STEPS, listener, name=i),
+            1,
+            Admitted(rules, [facts_of(settings, STEPS)]),
+            max_model_len=settings.max_model_len,
+        )
+        cluster.run(
+            open_workload("poisson:rate=30,duration=60,prompt=lognormal(300;0.5),output=lognormal(100;0.5)").asks()
+        )
+        r = cluster.record.requests
+        rows = zip(r.first, r.end, r.output, strict=True)
+        return [(end - first) / (tokens - 1) for first, end, tokens in rows if first == first and tokens > 1]
+
+    free, paced = answers(Rules()), answers(Rules(tpot=tpot))
+    assert sum(t <= tpot for t in paced) >= 0.99 * len(paced)
+    assert len(paced) >= share * len(free)  # no further than it must
+    if tpot < 0.05:
+        assert sum(t <= tpot for t in free) < 0.5 * len(free)
 
 
 @examples(max_examples=40, deadline=None)

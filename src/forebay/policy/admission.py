@@ -280,9 +280,7 @@ class Admission:
         needs, i = min((one.needs(ask, now), i) for i, one in enumerate(books))
         return needs, books[i]
 
-    def _place(
-        self, ask: Ask, cls: Class, books: list[EngineBooks], now: float
-    ) -> tuple[EngineBooks, float] | None:
+    def _place(self, ask: Ask, cls: Class, books: list[EngineBooks], now: float) -> tuple[EngineBooks, float] | None:
         """The engine on which it would be answered soonest, and the bound; None where none may take it now. `cls`: in
         whose turn."""
         if len(books) == 1:

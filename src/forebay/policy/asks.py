@@ -42,6 +42,7 @@ class Ask:
         "engine",
         "engines",
         "expected",
+        "first_at",
         "holder",
         "key",
         "max_tokens",
@@ -93,6 +94,8 @@ class Ask:
         self.holder: EngineBooks | None = None
         """The books that it is in."""
         self.admitted_at = -1.0
+        self.first_at = -1.0
+        """When its first token was seen; less than 0: it was not."""
         self.expected = 0.0
         """Output tokens predicted when it was admitted."""
         self.bound = 0.0

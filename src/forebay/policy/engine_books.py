@@ -21,8 +21,17 @@ SLACK: Final = 0.25
 _VIP: Final = Class.VIP  # reading a member off an Enum class is slow
 _ADMITTED: Final = Stage.ADMITTED
 _ANSWERING: Final = Stage.ANSWERING
-KEPT_TPOT: Final = 0.91
-"""Of the TPOT that is promised: what prefill is paced by."""
+KEPT_TPOT: Final = 0.9
+"""Of the TPOT that is promised: what prefill is paced by, to begin with."""
+LEAST_TPOT: Final = 0.6
+MOST_TPOT: Final = 0.95
+"""How far that goes."""
+TPOT_MISSES: Final = 0.003
+"""The share of answers that may miss their TPOT."""
+TPOT_RATE: Final = 0.02
+"""How much one of them moves what prefill is paced by."""
+FEWEST: Final = 8
+"""Tokens of an answer whose TPOT says something."""
 MOST_MADE_UP: Final = 20.0
 """Times a prefill's own time that decoding may be given to make up for it."""
 _UNBOUNDED: Final = 1 << 40
@@ -74,6 +83,7 @@ class EngineBooks:
         self._learned_at = -inf
         self._length = (0.0, 0.0)  # mean and variance for the ask that was last looked at
         self._paced_until = -inf
+        self._kept_tpot = KEPT_TPOT
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -178,6 +188,7 @@ class EngineBooks:
 
     def first_token(self, ask: Ask, now: float) -> None:
         self.ttft.first_token(ask.key, now)
+        ask.first_at = now
         self.decoding += ask.n
 
     def presume(self, now: float) -> None:
@@ -208,6 +219,8 @@ class EngineBooks:
         self.sequences -= ask.n
         if ask.stage is _ANSWERING:
             self.decoding -= ask.n
+            if whole and self.rules.tpot < inf:
+                self._judge(ask, now)
         elif ask.streams:
             self.ttft.gone(ask.key, now)
         else:
@@ -242,12 +255,22 @@ class EngineBooks:
 
     # --- the pace of prefill -----------------------------------------------------------------------------------------
 
+    def _judge(self, ask: Ask, now: float) -> None:
+        """An answer came to its end: whether it had its TPOT. What prefill is paced by follows, so that all but
+        `TPOT_MISSES` of the answers have it: adaptive conformal inference, as for the bound on the first token."""
+        tokens = ask.produced - 1
+        if tokens < FEWEST or ask.first_at < 0:
+            return
+        missed = now - ask.first_at > self.rules.tpot * tokens
+        moved = self._kept_tpot + TPOT_RATE * (TPOT_MISSES - 1 if missed else TPOT_MISSES)
+        self._kept_tpot = min(MOST_TPOT, max(LEAST_TPOT, moved))
+
     def _pace(self, ask: Ask, now: float) -> None:
         """A prefill of s seconds in k steps gives each sequence that decodes k tokens. Where that is less than
         s / TPOT, steps without prefill, of d seconds, are to make up for it, at 1 / d − 1 / TPOT tokens a second."""
         if not self.decoding:
             return
-        ttft, tpot = self.ttft, KEPT_TPOT * self.rules.tpot
+        ttft, tpot = self.ttft, self._kept_tpot * self.rules.tpot
         room = max(1, self.facts.prefill.budget_tokens - self.decoding)
         seconds = ttft.ideal(ask.prompt_tokens) * ttft.pace
         steps = ask.prompt_tokens / room

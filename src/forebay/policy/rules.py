@@ -29,7 +29,7 @@ class Rules:
     """Seconds that a request may wait for its admission, by class."""
     ceilings: Mapping[Class, float] = field(default_factory=lambda: _each(0.97, 0.92, 0.75))
     """Share of the KV cache that the predicted peak may reach with a request of a class."""
-    backlog_steps: float = 2.2
+    backlog_steps: float = 2.3
     """Prefill handed to an engine ahead of what it computes, in its steps; what exceeds it waits here, where classes
     and tenants are told apart. `vip` is handed over at once."""
     z: float = 2.8
