@@ -40,16 +40,15 @@ def test_a_recorded_flood_is_decided_the_same_again(tmp_path: Path) -> None:
         await asyncio.to_thread(hup, gateway, {"queue": {"requests": 20}})
         return await asyncio.gather(*asks)
 
-    with running(*options) as a:
-        with running(*options) as b:
-            rules = {"ttft": dict.fromkeys(PATIENT, 2.5), "queue": {"requests": 60}, "record": str(path)}
-            with house(a, b, admission=rules, of_each=told_of) as gateway:
-                told = asyncio.run(flood(gateway))
-                b.stop()
-                eventually(lambda: gateway.metric("forebay_engine_healthy") == 1)
-                told += asyncio.run(wave(Crowd(gateway), 20))
-                decided = gateway.metric("forebay_admission_total")
-            b.start()  # for it is stopped again
+    with running(*options) as a, running(*options) as b:
+        rules = {"ttft": dict.fromkeys(PATIENT, 2.5), "queue": {"requests": 60}, "record": str(path)}
+        with house(a, b, admission=rules, of_each=told_of) as gateway:
+            told = asyncio.run(flood(gateway))
+            b.stop()
+            eventually(lambda: gateway.metric("forebay_engine_healthy") == 1)
+            told += asyncio.run(wave(Crowd(gateway), 20))
+            decided = gateway.metric("forebay_admission_total")
+        b.start()  # for it is stopped again
     assert {t.reason for t in told} >= {"", "reload"}
     assert any(t.status == 0 for t in told), "some left"
 
