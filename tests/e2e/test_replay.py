@@ -75,3 +75,14 @@ def test_a_recorded_flood_is_decided_the_same_again(tmp_path: Path) -> None:
     assert f"within {nudged} s" in said
     assert f"within {bound[1]} s" in said
     assert "is not what the gateway wrote" in said
+
+    patient, workload = tmp_path / "patient.yaml", tmp_path / "workload.jsonl"
+    patient.write_text("admission: {ttft: {vip: 30, normal: 30, low: 30}, wait: 30, queue: {requests: 1000}}")
+    code, said = replay(str(path), "--rules", str(patient), "--workload", str(workload))
+    assert code == 0, said
+    arrived = re.findall(r"(?:vip|normal|low) +arrived +(\d+) +(\d+) +(\d+)", said)
+    assert [set(row) for row in arrived] == [{"30"}, {"200"}, {"90"}]
+    waited = re.search(r"normal +admitted after waiting +(\d+) +(\d+) +(\d+)", said)
+    assert waited is not None, said
+    assert int(waited[3]) > int(waited[2])
+    assert len(workload.read_text().splitlines()) == 320

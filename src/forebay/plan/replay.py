@@ -130,6 +130,9 @@ class Verdict:
         known = sorted(live | replayed, key=lambda k: (k[0].rank, k[1].startswith("refuse"), k[1]))
         return [Row(*k, live[k], replayed[k], equal[k]) for k in known]
 
+    def texts(self) -> list[tuple[str, ...]]:
+        return [(row.cls.value, row.kind, *(f"{n:,}" for n in row[2:])) for row in self.rows()]
+
 
 def _outcome(call: Call) -> tuple[Any, str | None]:
     return getattr(call, "gave", None), call.raised

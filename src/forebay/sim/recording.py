@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from forebay.policy.asks import Ask
-from forebay.policy.engine_books import Facts, Report
+from forebay.policy.engine_books import EngineBooks, Facts, Report
 from forebay.policy.recording import (
     FORMAT,
     AskQuote,
@@ -143,7 +143,7 @@ class _Last:
 class Replay:
     """The tape's admission, made anew. Iterate over it once: it is told what the tape says.
 
-    Mutable state: the policy; the asks that were offered and have not ended, by key.
+    Mutable state: the policy; the asks that were offered and have not ended, by key; the books of engines that went.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -151,14 +151,15 @@ class Replay:
         self._tape = tape
         self._last = _Last()
         self._asks: dict[int, Ask] = {}
+        self._gone: dict[str, EngineBooks] = {}
         begin = tape.begin
         try:
-            engines = {name: typed(facts, Facts) for name, facts in begin.engines.items()}
+            self.facts = {name: typed(facts, Facts) for name, facts in begin.engines.items()}
             rules = typed(begin.rules, Rules)
         except ValueError as e:
             raise RecordingError(tape.path, 1, f"rules or engines that cannot be: {e}") from None
         self.policy = Recording(
-            rules, engines, self._last, _as_it_is, at=begin.at, time=begin.time, version=begin.forebay
+            rules, self.facts, self._last, _as_it_is, at=begin.at, time=begin.time, version=begin.forebay
         )
 
     def __iter__(self) -> Iterator[Played]:
@@ -176,6 +177,11 @@ class Replay:
                 what = f"no request {problem} was offered" if isinstance(problem, KeyError) else str(problem)
                 raise RecordingError(self._tape.path, line, f"cannot be played: {what}")
             yield Played(line, call, replayed)  # with what the policy raised, where it did
+
+    @property
+    def books(self) -> dict[str, EngineBooks]:
+        """Of each engine that there is, or was."""
+        return self._gone | self.policy.books
 
     def _tell(self, call: Call) -> None:
         policy, asks, now = self.policy, self._asks, call.at
@@ -196,6 +202,8 @@ class Replay:
             case EngineHere():
                 policy.engine_here(call.engine, typed(call.facts, Facts), now)
             case EngineGone():
+                if (books := policy.books.get(call.engine)) is not None:
+                    self._gone[call.engine] = books
                 policy.engine_gone(call.engine, now)
             case Configure():
                 policy.configure(typed(call.rules, Rules), now)
