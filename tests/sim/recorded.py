@@ -113,7 +113,8 @@ class Run:
 
     def told(self, found: list[tuple[Ask, Decision]]) -> None:
         for ask, decision in found:
-            self.waiting.pop(ask.key, None)
+            if self.waiting.pop(ask.key, None) is None and ask.key != self.keys:
+                continue  # it left before it was told
             if isinstance(decision, Admit):
                 first = self.now + decision.bound * self.dice.uniform(0.3, 1.1)
                 self.started[ask.key] = (ask, first, first + self.dice.expovariate(1.0))
