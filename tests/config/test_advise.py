@@ -66,6 +66,10 @@ CASES = {
          "7: engines[0].max_idle: warning: more than max_connections (10) (found 20)",
          "9: engines[0].health_timeout: warning: over ten times health_interval (5 s) (found 51)"],
     ),
+    "a recording of nothing": (
+        "engines: [{name: a, url: 'http://h'}]\nadmission:\n  record: run.jsonl\n",
+        ["3: admission.record: warning: nothing is recorded: admission.enabled is false"],
+    ),
     "no engine": (
         "metrics: {}\nengines: []\n",
         ["2: engines: warning: there are none: `forebay serve` needs one here, or its --engine"],

@@ -282,8 +282,9 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", "/home/me")
     file = tmp_path / "forebay.yaml"
     for written, meant in (("state", tmp_path / "state"), ("/var/x", Path("/var/x")), ("~/x", Path("/home/me/x"))):
-        file.write_text(f"state_dir: {written}\n")
-        assert load(file, {}).state_dir == meant
+        file.write_text(f"state_dir: {written}\nadmission: {{record: {written}}}\n")
+        config = load(file, {})
+        assert (config.state_dir, config.admission.record) == (meant, meant)
 
 
 def test_lines_are_those_of_the_keys() -> None:

@@ -52,7 +52,11 @@ def example(folder: Path, certificates: Path) -> str:
         ("cert.pem", "authorities.pem"),
     ):
         shutil.copy(certificates / source, folder / "tls" / copy)
-    text = (ROOT / "examples/forebay.yaml").read_text()
+    text = (
+        (ROOT / "examples/forebay.yaml")
+        .read_text()
+        .replace("\nadmission:\n  enabled: false", "\nadmission:\n  enabled: true")
+    )
     return re.sub(r"(?m)^( *)#(?=[a-z-])", r"\1", text)
 
 

@@ -40,6 +40,7 @@ COMMANDS = MappingProxyType(
         ),
         "bench": Command("forebay.cli.bench", "command", "Load an OpenAI-compatible server and measure its latencies."),
         "simulate": Command("forebay.cli.simulate", "command", "Simulate a workload on modelled engines."),
+        "replay": Command("forebay.cli.replay", "command", "Decide a recorded run again, and compare."),
     }
 )
 

@@ -410,6 +410,8 @@ field; {EX_UNAVAILABLE} where neither the admin process nor the database can be 
 A command line that cannot be understood is {USAGE} for every command. `forebay bench`: {EX_OK}; 1 where no request completed; {USAGE} where the load could not be made; 130 interrupted.
 `forebay simulate`: {EX_OK}; {USAGE} where the workload or a setting cannot be used, or a result cannot be written; 130
 interrupted, after a report of what was done. `forebay calibrate`: {EX_OK}; {USAGE} where there is no profile.
+`forebay replay`: {EX_OK}; 1 where a decision differs or the file was changed; {USAGE} where it cannot be read or
+simulated; {EX_CONFIG} for `--rules` that cannot be used.
 `forebay engine`: see [engine.md](engine.md).
 
 ## Signals

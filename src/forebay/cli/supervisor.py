@@ -227,11 +227,14 @@ class Supervisor:
             if fixed:
                 log.warning("%s: a change takes a restart; the rest is in force now", ", ".join(fixed))
                 config = config.model_copy(update={f: getattr(self._config, f) for f in fixed})
-            enabled = self._config.admission.enabled
-            if config.admission.enabled != enabled:
-                log.warning("admission.enabled: a change takes a restart; the rest is in force now")
-                kept = config.admission.model_copy(update={"enabled": enabled})
-                config = config.model_copy(update={"admission": kept})
+            old, new = self._config.admission, config.admission
+            kept = {
+                f: getattr(old, f) for f in ("enabled", "record", "record_bytes") if getattr(old, f) != getattr(new, f)
+            }
+            if kept:
+                named = ", ".join(f"admission.{f}" for f in kept)
+                log.warning("%s: a change takes a restart; the rest is in force now", named)
+                config = config.model_copy(update={"admission": new.model_copy(update=kept)})
             self._config = config
             message = Reload(config.model_dump_json(by_alias=True))
             for child in (*self.workers, self.admin):

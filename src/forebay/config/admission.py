@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -102,3 +103,8 @@ class Admission(Section):
     """When to refuse at once."""
     report_interval: Seconds = 0.25
     """Seconds between two looks at an engine's metrics."""
+    record: Path | None = None
+    """A file that every decision, and what it rests on, is recorded into, for `forebay replay`; none: nothing is. One
+    that is there already is kept beside it, with `.1` to its name."""
+    record_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 40)] = 256 << 20
+    """Size of the file at which the recording ends."""

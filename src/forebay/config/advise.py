@@ -22,6 +22,8 @@ def cautions(config: Config, tree: Node | None) -> Iterator[Trouble]:
         yield Trouble(0, ("database",), "the password is readable in the file; write ${VAR}")
     if not config.admin.loopback:
         yield Trouble(0, ("admin",), "the admin port is open to the network, without keys", str(config.admin))
+    if config.admission.record is not None and not config.admission.enabled:
+        yield Trouble(0, ("admission", "record"), "nothing is recorded: admission.enabled is false")
     if config.logging.bodies:
         yield Trouble(0, ("logging", "bodies"), "prompts and answers are written to the log")
 

@@ -116,6 +116,7 @@ def _anchor_paths(tree: Node, base: Path | None) -> None:
             node.value = _anchored(node.value, base)
 
     anchor(tree.child("state_dir"))
+    anchor(tree.child("admission", "record"))
     for listener in _items(tree, "listeners"):
         for field in ("cert", "key", "client_ca"):
             anchor(listener.child("tls", field))

@@ -65,8 +65,9 @@ def rules_of(section: Section) -> Rules:
 
 
 class Admitting:
-    def __init__(self, section: Section, loop: asyncio.AbstractEventLoop) -> None:
-        self.policy = Admission(rules_of(section), {})
+    def __init__(self, section: Section, loop: asyncio.AbstractEventLoop, policy: Admission | None = None) -> None:
+        """`policy`: one that has these rules already."""
+        self.policy = policy or Admission(rules_of(section), {})
         self.decisions = counters("forebay_admission", "Decisions over requests.", "class", "decision")
         self.tokens = TokenEstimates()
         self._loop = loop

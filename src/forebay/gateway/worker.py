@@ -24,11 +24,12 @@ from pydantic import ValidationError
 from forebay import errors
 from forebay.config.models import Config, ServerTLS
 from forebay.gateway import logs
-from forebay.gateway.admitting import Admitting
+from forebay.gateway.admitting import Admitting, rules_of
 from forebay.gateway.app import Gateway
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
 from forebay.gateway.fleet import Fleet
+from forebay.gateway.recorder import Recorder, recorded
 from forebay.gateway.telemetry import Telemetry
 from forebay.policy.placement import RoundRobin
 from forebay.state.channel import Channel, ChannelBroken
@@ -65,9 +66,11 @@ class Worker:
         gateway = Gateway(config, fleet, callers, RoundRobin(), Telemetry(config.metrics), request_log, ticker)
         server = Server(gateway, config.limits, config.timeouts, ticker)
         control = Control(gateway, server, writer, secrets.token_hex(8), self._start.index)
-        if config.admission.enabled:
-            gateway.admitting = Admitting(config.admission, loop)
-            fleet.watcher, fleet.report_interval = gateway.admitting, config.admission.report_interval
+        recorder: Recorder | None = None
+        if (admission := config.admission).enabled:
+            policy, recorder = recorded(admission.record, admission.record_bytes, rules_of(admission), loop)
+            gateway.admitting = Admitting(admission, loop, policy)
+            fleet.watcher, fleet.report_interval = gateway.admitting, admission.report_interval
         fleet.configure(config)
         await control.listen(worker_socket(config.state_dir, self._start.index))
         await fleet.first_look(FIRST_LOOK)
@@ -94,6 +97,8 @@ class Worker:
         fleet.close()
         if gateway.admitting is not None:
             gateway.admitting.close()
+        if recorder is not None:
+            recorder.close()
         await tasks.drain()
         ticker.stop()
         request_log.flush()

@@ -39,7 +39,15 @@ class Admitted:
         self._slack = slack
 
     def on_arrival(self, ask: Arrival, row: int, now: float) -> int:
-        asked = Ask(
+        asked = self._asked(ask, row, now)
+        decision = self.admission.offer(asked, now)
+        if self._answer(decision) == REFUSE:
+            return REFUSE
+        self._asks[row] = asked
+        return self._answer(decision)
+
+    def _asked(self, ask: Arrival, row: int, now: float) -> Ask:
+        return Ask(
             row,
             prompt_tokens=ask.prompt_tokens,
             arrival=now,
@@ -47,11 +55,6 @@ class Admitted:
             tenant=ask.tenant,
             max_tokens=int(ask.output_tokens * self._slack) if self._slack else None,
         )
-        decision = self.admission.offer(asked, now)
-        if self._answer(decision) == REFUSE:
-            return REFUSE
-        self._asks[row] = asked
-        return self._answer(decision)
 
     @staticmethod
     def _answer(decision: Decision) -> int:
