@@ -77,7 +77,7 @@ def test_a_recorded_flood_is_decided_the_same_again(tmp_path: Path) -> None:
     assert "is not what the gateway wrote" in said
 
     patient, workload = tmp_path / "patient.yaml", tmp_path / "workload.jsonl"
-    patient.write_text("admission: {ttft: {vip: 30, normal: 30, low: 30}, wait: 30, queue: {requests: 1000}}")
+    patient.write_text("admission: {ttft: {vip: 30, normal: 30, low: 30}, wait: {vip: 30, normal: 30}}")
     code, said = replay(str(path), "--rules", str(patient), "--workload", str(workload))
     assert code == 0, said
     arrived = re.findall(r"(?:vip|normal|low) +arrived +(\d+) +(\d+) +(\d+)", said)

@@ -22,7 +22,7 @@ PRIOR = PrefillPrior(
     base_s=0.02, per_token_s=1e-4, per_token_context_s=1e-9, decode_step_s=0.02, per_sequence_s=1e-4, budget_tokens=2048
 )
 FACTS = Facts(kv_tokens=30_000, block_size=16, max_num_seqs=24, prefill=PRIOR)
-RULES = Rules(queue=QueueRules(requests=20, low_starvation_s=0.8), wait=2.0)
+RULES = Rules(queue=QueueRules(requests=20, low_starvation_s=0.8), wait=dict.fromkeys(Class, 2.0))
 
 
 class Lines:

@@ -25,7 +25,18 @@ from forebay.sim.recording import RecordingError, Replay, Tape
 from sim.recorded import FACTS, RULES, Lines, Run
 
 WITHOUT_EFFECT = {"next_due", "waiting"}
-WRITTEN_BY_THE_POLICY = {"stage", "engine", "admitted_at", "expected", "bound", "charged", "charged_as", "produced"}
+WRITTEN_BY_THE_POLICY = {
+    "stage",
+    "engine",
+    "admitted_at",
+    "expected",
+    "first_at",
+    "holder",
+    "bound",
+    "charged",
+    "charged_as",
+    "produced",
+}
 
 
 def verdict(path: Path) -> tuple[Verdict, Tape]:

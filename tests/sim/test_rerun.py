@@ -74,7 +74,7 @@ def test_other_rules_decide_otherwise(made_up: Requests) -> None:
     refused = []
     for seconds in (0.4, 1.5, 30.0):
         outcomes = Outcomes()
-        rules = replace(RULES, ttft=dict.fromkeys(Class, seconds), wait=30.0)
+        rules = replace(RULES, ttft=dict.fromkeys(Class, seconds), wait=dict.fromkeys(Class, 30.0))
         rerun(made_up, {"a": STEPS, "b": STEPS}, rules, outcomes)
         refused.append(sum(counts["refused, slo"] for counts in outcomes.counts.values()))
     assert refused[0] > refused[1] > refused[2]
