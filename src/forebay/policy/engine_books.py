@@ -71,6 +71,8 @@ class EngineBooks:
         self.lengths = lengths
         self.kv = KvBook(facts.block_size, self._blocks(facts.kv_tokens), z=rules.z)
         self._known = facts.kv_tokens is not None
+        self._max_num_seqs = facts.max_num_seqs
+        self._budget = facts.prefill.budget_tokens
         self.ttft = TtftBook(facts.prefill)
         self.shed = Shedder(rules.shed, rules.ceilings)
         self.asks: dict[int, Ask] = {}
@@ -106,43 +108,49 @@ class EngineBooks:
 
     def promise(self, ask: Ask) -> float:
         """Seconds after its arrival within which it is to have its first token."""
-        slo = min(ask.ttft_slo, self.rules.ttft[ask.cls])
-        if self.rules.ttft_multiple:
+        rules = self.rules
+        slo = rules.ttft[ask.cls]
+        if ask.ttft_slo < slo:
+            slo = ask.ttft_slo
+        if rules.ttft_multiple:
             ideal = self.ttft.ideal(ask.prompt_tokens)
             if ideal > slo:
-                return ideal * self.rules.ttft_multiple
+                return ideal * rules.ttft_multiple
         return slo
 
     def takes(self, ask: Ask, cls: Class, now: float) -> float:
         """The bound on its first token where it may go there now, else infinity; then `again` says when to ask anew if
         nothing else happens. `cls`: in whose turn it goes."""
-        facts, rules, ttft = self.facts, self.rules, self.ttft
+        rules, ttft = self.rules, self.ttft
         self.again = inf
         if self.unseen:
             self.presume(now)
-        if self.sequences + ask.n > facts.max_num_seqs:
+        if self.sequences + ask.n > self._max_num_seqs:
             return inf
         shed = self.shed
         if shed.active and shed.refuses(cls, ask.anonymous) is not None:
             return inf
+        prompt, decoding = ask.prompt_tokens, self.decoding
         vip = cls is _VIP
         if not vip:
-            if len(ttft):
-                room = max(1, facts.prefill.budget_tokens - self.decoding)
-                own = ask.prompt_tokens if ask.prompt_tokens < 1.5 * room else 1.5 * room
-                most = rules.backlog_steps * room - own
-                if ttft.backlog(now) > most:
+            if ttft.tokens:
+                room = self._budget - decoding
+                if room < 1:
+                    room = 1
+                most = rules.backlog_steps * room - (prompt if prompt < 1.5 * room else 1.5 * room)
+                if ttft.tokens > most and ttft.backlog(now) > most:
                     self.again = ttft.until(most, now)
                     return inf
-            if self._paced_until - now > SLACK and self.decoding:
+            if decoding and self._paced_until - now > SLACK:
                 self.again = self._paced_until - SLACK
                 return inf
-        mean, var = self._length = self.lengths.residual(self.group(ask), 0, ask.max_tokens)
-        if not self.kv.fits(ask.prompt_tokens, mean, var, ask.n, ceiling_share=shed.ceiling(cls)):
+        mean, var = self._length = self.lengths.residual((ask.model, ask.tenant), 0, ask.max_tokens)
+        if not self.kv.fits(prompt, mean, var, ask.n, ceiling_share=shed.ceiling(cls)):
             return inf
-        quote = ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)
-        needs = quote.expected if vip else quote.bound
-        return quote.bound if needs <= self.promise(ask) - (now - ask.arrival) else inf
+        quote = ttft.quote(prompt, now, decoding=decoding)
+        bound = quote.bound
+        needs = quote.expected if vip else bound
+        return bound if needs <= self.promise(ask) - (now - ask.arrival) else inf
 
     def never_takes(self, ask: Ask) -> bool:
         """Whether it would not fit onto the empty engine either, by its prompt alone."""
@@ -172,19 +180,21 @@ class EngineBooks:
 
     def admit(self, ask: Ask, now: float) -> None:
         """Right after `takes`."""
+        key, n, prompt = ask.key, ask.n, ask.prompt_tokens
         mean, var = self._length
-        ask.expected = mean * ask.n
-        self.kv.hold(ask.key, ask.prompt_tokens, mean, var, n=ask.n)
-        self.ttft.dispatched(ask.key, ask.prompt_tokens, 0, now, decoding=self.decoding)
-        self.asks[ask.key] = ask
+        ask.expected = mean * n
+        self.kv.hold(key, prompt, mean, var, n=n)
+        self.ttft.dispatched(key, prompt, 0, now, decoding=self.decoding)
+        self.asks[key] = ask
         ask.holder = self
         if not ask.streams:
-            self.unseen[ask.key] = (now + ask.bound, ask)
-        self.sequences += ask.n
-        if self.rules.tpot < inf:
+            self.unseen[key] = (now + ask.bound, ask)
+        self.sequences += n
+        rules, shed = self.rules, self.shed
+        if rules.tpot < inf:
             self._pace(ask, now)
-        if self.kv.may_reach(self.rules.shed.resume_at * self.shed.scale):
-            self.shed.on_use(self.use(), now)
+        if self.kv.may_reach(rules.shed.resume_at * shed.scale):
+            shed.on_use(self.use(), now)
 
     def first_token(self, ask: Ask, now: float) -> None:
         self.ttft.first_token(ask.key, now)

@@ -46,8 +46,13 @@ class _Entry:
         self.start = start  # private tokens of each answer when nothing is produced
         self.shared = shared  # blocks
         self.prefix = prefix
-        self.at = 0  # the bucket; what follows is of all n answers
-        self.private = self.rest = self.variance = self.blocks = 0
+
+    at: int
+    """The bucket. This and what follows, of all n answers, is set by `_enter`."""
+    private: int
+    rest: int
+    variance: int
+    blocks: int
 
 
 class KvBook:
@@ -119,11 +124,11 @@ class KvBook:
         """A request is admitted: `n` answers to a prompt, each with `mean` tokens to come (variance `var`). Of the
         prompt, the full blocks of the first `shared_tokens` are held once for all n answers, and once for all requests
         that name the same `prefix`. Raises ValueError where the key is held already."""
-        if key in self._entries:
+        entries = self._entries
+        if key in entries:
             raise ValueError(f"{key!r} is held already")
-        shared = min(shared_tokens, prompt_tokens) // self.block_size
-        entry = _Entry(n, prompt_tokens - shared * self.block_size, shared, prefix)
-        self._entries[key] = entry
+        shared = min(shared_tokens, prompt_tokens) // self.block_size if shared_tokens else 0
+        entries[key] = entry = _Entry(n, prompt_tokens - shared * self.block_size, shared, prefix)
         self._answers += n
         if shared:
             self._share(entry)
@@ -304,13 +309,13 @@ class KvBook:
         """Whether `peak_with` stays within this share of the capacity. Two bounds in O(1) answer where it is clear."""
         b = self.block_size
         room = ceiling_share * self.capacity_blocks - self._shared - self._correction
-        private = prompt_tokens - (min(shared_tokens, prompt_tokens) // b * b if shared_tokens else 0)
-        if self._own + n * -(-private // b) > room:
-            return False
         rest = min(ceil(mean), LONGEST) if mean > 0 else 0
         claim = self._claim + self._answers * (b - 1) + n * (prompt_tokens + rest + b - 1)
         if claim + self.z * sqrt(self._variance + n * ceil(var)) <= room * b:
             return True
+        private = prompt_tokens - (min(shared_tokens, prompt_tokens) // b * b if shared_tokens else 0)
+        if self._own + n * -(-private // b) > room:
+            return False
         whole = self.peak_with(prompt_tokens, mean, var, n, shared_tokens=shared_tokens, prefix=prefix)
         return whole <= ceiling_share * self.capacity_blocks
 

@@ -133,7 +133,7 @@ class Shedder:
 
     def ceiling(self, cls: Class) -> float:
         """The share of the KV cache that the predicted peak may reach with an ask of the class."""
-        return self._ceilings[cls] * self.scale
+        return self._ceilings[cls] * self.scale if self.level else self._ceilings[cls]
 
     def configure(self, rules: ShedRules, ceilings: Mapping[Class, float], now: float) -> None:
         """A reload: level and counters stay."""

@@ -209,10 +209,10 @@ class TtftBook:
         "_rate",
         "_served",
         "_step",
-        "_tokens",
         "levels",
         "overall",
         "prior",
+        "tokens",
     )
 
     def __init__(self, prior: PrefillPrior, *, target: float = 0.99) -> None:
@@ -223,7 +223,8 @@ class TtftBook:
         """Of all levels together: for one that has seen too few."""
         self._flights: OrderedDict[Hashable, _Flight] = OrderedDict()
         self._front: _Flight | None = None
-        self._tokens = 0
+        self.tokens = 0
+        """Uncached prompt tokens of all without a first token, whatever the engine has done of them."""
         self._pairs = 0.0
         self._budget = prior.budget_tokens
         self._least_room = 1 + self._budget // 8
@@ -295,7 +296,7 @@ class TtftBook:
     def backlog(self, now: float) -> float:
         """Uncached prompt tokens ahead of who is dispatched now: all without a first token, less what the engine has
         done of the oldest (or of a step) since the last one."""
-        return self._tokens - self._done(now) if self._front is not None else 0.0
+        return self.tokens - self._done(now) if self._front is not None else 0.0
 
     def _done(self, now: float) -> float:
         """Tokens computed of the oldest since the last first token: of a long prompt the fewer a second, the more of it
@@ -315,14 +316,14 @@ class TtftBook:
         most = front.tokens if front.tokens > self._budget else self._budget
         if done > most:
             done = most
-        return done if done < self._tokens else self._tokens
+        return done if done < self.tokens else self.tokens
 
     def until(self, tokens: float, now: float) -> float:
         """When `backlog` will be down to so many tokens if no first token comes; infinity: not without one."""
         front = self._front
         if front is None:
             return now
-        done = self._tokens - tokens
+        done = self.tokens - tokens
         if done > (front.tokens if front.tokens > self._budget else self._budget):
             return inf
         since = front.begin if front.begin > self._last else self._last
@@ -387,7 +388,7 @@ class TtftBook:
                 self._draw()
         else:
             done = self._done(now)
-            ahead = self._tokens - done
+            ahead = self.tokens - done
             tokens = ahead + own
             of_front = done if done < front.tokens else front.tokens
             pairs += self._pairs - of_front * (front.context + of_front / 2)
@@ -449,7 +450,7 @@ class TtftBook:
         self._flights[key] = flight
         if self._front is None:
             self._front = flight
-        self._tokens += tokens
+        self.tokens += tokens
         self._pairs += pairs
 
     def first_token(self, key: Hashable, now: float) -> None:
@@ -493,7 +494,7 @@ class TtftBook:
 
     def _remove(self, flight: _Flight) -> None:
         self._quoted = None
-        self._tokens -= flight.tokens
+        self.tokens -= flight.tokens
         self._pairs -= flight.pairs
         if flight is self._front:
             self._front = next(iter(self._flights.values()), None)
@@ -538,6 +539,6 @@ class TtftBook:
 
     def __repr__(self) -> str:
         return (
-            f"<TtftBook {len(self)} without a first token, {self._tokens:,} tokens | {self._rate:,.0f} tokens/s, "
+            f"<TtftBook {len(self)} without a first token, {self.tokens:,} tokens | {self._rate:,.0f} tokens/s, "
             f"pace {self._factor:.2f}, {self.learned:,} learned>"
         )
