@@ -85,7 +85,11 @@ ROOM = {"requests": 10, "normal_share": 0.8, "low_share": 0.5}
 
 @pytest.fixture(scope="module")
 def queue(narrow: EngineProcess) -> Iterator[Gateway]:
-    with house(narrow, admission={"ttft": PATIENT, "wait": 4.0, "queue": ROOM}, of_each={"max_num_seqs": 1}) as gateway:
+    with house(
+        narrow,
+        admission={"ttft": PATIENT, "wait": dict.fromkeys(("vip", "normal", "low"), 4.0), "queue": ROOM},
+        of_each={"max_num_seqs": 1},
+    ) as gateway:
         yield gateway
 
 
@@ -158,7 +162,7 @@ def test_a_request_that_waits_can_be_cancelled(crowd: Crowd, narrow: EngineProce
 
 def test_whoever_waits_too_long_is_told_when_to_come_back(crowd: Crowd, narrow: EngineProcess) -> None:
     async def scenario() -> tuple[Told, Told]:
-        await asyncio.to_thread(hup, crowd.gateway, {"wait": 0.5})
+        await asyncio.to_thread(hup, crowd.gateway, {"wait": dict.fromkeys(("vip", "normal", "low"), 0.5)})
         first = asyncio.ensure_future(crowd.ask(tokens=100))
         await crowd.until(lambda: crowd.gateway.metric("forebay_engine_in_flight") == 1)
         late = await crowd.ask()

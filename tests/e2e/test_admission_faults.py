@@ -144,7 +144,12 @@ def test_an_engine_that_is_killed_and_comes_back_is_filled_again() -> None:
     with (
         running(*options) as a,
         running(*options) as b,
-        house(a, b, admission={"ttft": PATIENT, "wait": 5.0}, of_each={"max_num_seqs": 8}) as gateway,
+        house(
+            a,
+            b,
+            admission={"ttft": PATIENT, "wait": dict.fromkeys(("vip", "normal", "low"), 5.0)},
+            of_each={"max_num_seqs": 8},
+        ) as gateway,
     ):
         crowd = Crowd(gateway)
 
@@ -177,7 +182,9 @@ def test_an_engine_that_was_out_of_reach_still_holds_what_it_held() -> None:
     with (
         running("--max-num-seqs", "4", "--decode-rate", "100") as engine,
         house(
-            engine, admission={"ttft": PATIENT, "wait": 8.0}, of_each={"max_num_seqs": 2, "health_timeout": 0.2}
+            engine,
+            admission={"ttft": PATIENT, "wait": dict.fromkeys(("vip", "normal", "low"), 8.0)},
+            of_each={"max_num_seqs": 2, "health_timeout": 0.2},
         ) as gateway,
     ):
         crowd = Crowd(gateway)
@@ -213,7 +220,7 @@ def test_whoever_cannot_be_held_by_any_engine_holds_nobody_up() -> None:
     """Its prompt and answer are more than the KV cache."""
     with (
         running("--kv-tokens", "2048", "--max-model-len", "2000") as engine,
-        house(engine, admission={"ttft": PATIENT, "wait": 1.5}) as gateway,
+        house(engine, admission={"ttft": PATIENT, "wait": dict.fromkeys(("vip", "normal", "low"), 1.5)}) as gateway,
     ):
         crowd = Crowd(gateway)
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from forebay import errors
+from forebay.api.openai import CompletionBody
 from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
 from forebay.counters import counters
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.tokens import TokenEstimates, prompts_of
 from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
-from forebay.policy.asks import Ask
+from forebay.policy.asks import Ask, Stage
 from forebay.policy.engine_books import Facts, Report
 from forebay.policy.queue import QueueRules
 from forebay.policy.rules import Rules
@@ -27,8 +29,10 @@ from forebay.policy.ttft import PrefillPrior
 
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
-    from forebay.gateway.fleet import Handle
+    from forebay.gateway.fleet import Entry, Handle
 
+_OK: Final = Outcome.OK  # reading a member off an Enum class is slow
+_WAITING: Final = Stage.WAITING
 REASONS: Final = {
     "slo": "The first token could not come in time: too much prefill is ahead of it",
     "deadline": "It waited as long as it may, and no engine had room",
@@ -69,6 +73,7 @@ class Admitting:
         """`policy`: one that has these rules already."""
         self.policy = policy or Admission(rules_of(section), {})
         self.decisions = counters("forebay_admission", "Decisions over requests.", "class", "decision")
+        self._admits = {cls: self.decisions.series(cls.value, "admit") for cls in Class}
         self.tokens = TokenEstimates()
         self._loop = loop
         self._keys = 0
@@ -83,28 +88,43 @@ class Admitting:
     def begin(self, x: Exchange, engines: tuple[str, ...]) -> None:
         """Decide over an attempt: dispatches it, refuses it, or lets it wait. `engines`: those it may go to."""
         now = monotonic()
-        body = x.body
-        tokens, x.script = self.tokens.of(x.entry.target, x.request.body)
+        body, front, model = x.body, x.front, x.entry.target
+        tokens, x.script = self.tokens.of(model, x.request.body)
+        n = body.n
+        if n is None or n < 1:
+            n = 1
+        prompts = prompts_of(body) if isinstance(body, CompletionBody) else 1
+        if prompts > 1:
+            tokens = -(-tokens // prompts)
+        if n > 1 or prompts > 1:
+            n = min(prompts * n, self._widest(engines))
+        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        if most is None or most <= 0:
+            most = _default_most(x.entry)
         self._keys += 1
-        caller = x.front.caller
-        prompts = prompts_of(body)
+        caller = front.caller
         x.ask = ask = Ask(
             self._keys,
-            prompt_tokens=-(-tokens // prompts),
+            prompt_tokens=tokens,
             arrival=x.received_at,
-            cls=x.front.class_,
+            cls=front.class_,
             tenant=caller.organisation if caller is not None else "",
-            model=x.entry.target,
-            max_tokens=_most(x),
-            n=min(prompts * max(1, body.n or 1), self._widest(engines)),
+            model=model,
+            max_tokens=most,
+            n=n,
             engines=engines,
             anonymous=caller is None or caller.key_id == "anonymous",
             streams=x.stream,
             tag=x,
         )
         decision = self.policy.offer(ask, now)
-        self._carry_out(x, ask, decision, now)
-        self._arm(now)
+        if type(decision) is Admit:
+            self._admits[front.class_].add()
+            x.dispatch(decision.engine)
+        else:
+            self._carry_out(x, ask, decision, now)
+        if self.policy.next_due() < inf:
+            self._arm(now)
 
     def first_content(self, x: Exchange, now: float) -> None:
         ask = x.ask
@@ -119,9 +139,12 @@ class Admitting:
         ask, x.ask = x.ask, None
         if ask is None:
             return
+        ask.tag = None
         now = monotonic()
-        self._waiting.pop(ask.key, None)
-        self._streams.pop(ask.key, None)
+        if x.stream:
+            self._streams.pop(ask.key, None)
+        if ask.stage is _WAITING:
+            self._waiting.pop(ask.key, None)
         usage = x.usage
         tokens = x.events // ask.n
         if usage is not None:
@@ -129,8 +152,9 @@ class Admitting:
                 tokens = max(1, usage.completion_tokens // ask.n)
             if usage.prompt_tokens:
                 self.tokens.learn(ask.model, x.script, usage.prompt_tokens)
-        self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is Outcome.OK)
-        self._arm(now)
+        self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is _OK)
+        if self.policy.next_due() < inf:
+            self._arm(now)
 
     # --- engines -----------------------------------------------------------------------------------------------------
 
@@ -204,8 +228,8 @@ class Admitting:
 
     def _tell(self, found: Iterable[tuple[Ask, Decision]], now: float) -> None:
         for ask, decision in found:
-            x: Exchange = ask.tag
-            if x.ask is ask:
+            x: Exchange | None = ask.tag
+            if x is not None and x.ask is ask:
                 self._carry_out(x, ask, decision, now)
 
     def _wake(self) -> None:
@@ -216,7 +240,7 @@ class Admitting:
 
     def _arm(self, now: float) -> None:
         due = self.policy.next_due()
-        if due == float("inf"):
+        if due == inf:
             return
         if self._timer is not None:
             if self._due <= due:
@@ -248,15 +272,13 @@ def _facts(handle: Handle) -> Facts:
     )
 
 
-def _most(x: Exchange) -> int | None:
-    """What bounds each of its answers; the model's default where the client says nothing."""
-    body = x.body
-    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    if most is None:
-        defaults = x.entry.defaults
-        found = defaults.get("max_completion_tokens") or defaults.get("max_tokens") or b""
-        most = int(found) if found.isdigit() else None
-    return most if most is not None and most > 0 else None
+def _default_most(entry: Entry) -> int | None:
+    """What bounds each answer where the client says nothing."""
+    defaults = entry.defaults
+    if not defaults:
+        return None
+    found = defaults.get("max_completion_tokens") or defaults.get("max_tokens") or b""
+    return int(found) or None if found.isdigit() else None
 
 
 def _refusal(decision: Refuse, model: str) -> Refusal:
