@@ -16,7 +16,8 @@ from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
 from forebay.counters import counters
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.tokens import TokenEstimates, prompts_of
+from forebay.gateway.prompts import prompts_of
+from forebay.gateway.tokens import TokenEstimates
 from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
 from forebay.policy.asks import Ask
 from forebay.policy.engine_books import Facts, Report
@@ -84,7 +85,7 @@ class Admitting:
         """Decide over an attempt: dispatches it, refuses it, or lets it wait. `engines`: those it may go to."""
         now = monotonic()
         body = x.body
-        tokens, x.script = self.tokens.of(x.entry.target, x.request.body)
+        tokens, x.prompt = self.tokens.of(x.entry.target, body)
         self._keys += 1
         caller = x.front.caller
         prompts = prompts_of(body)
@@ -127,8 +128,8 @@ class Admitting:
         if usage is not None:
             if usage.completion_tokens:
                 tokens = max(1, usage.completion_tokens // ask.n)
-            if usage.prompt_tokens:
-                self.tokens.learn(ask.model, x.script, usage.prompt_tokens)
+            if usage.prompt_tokens and x.prompt is not None:
+                self.tokens.learn(ask.model, x.prompt, usage.prompt_tokens)
         self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is Outcome.OK)
         self._arm(now)
 

@@ -27,6 +27,7 @@ from forebay.wire.upstream import Call, Failure
 
 if TYPE_CHECKING:
     from forebay.gateway.app import Gateway
+    from forebay.gateway.prompts import Prompt
     from forebay.policy.asks import Ask
 
 _TIMEOUTS: Final = frozenset({Failure.CONNECT_TIMEOUT, Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT})
@@ -77,12 +78,12 @@ class Exchange(ABC):
         "front",
         "gateway",
         "outcome",
+        "prompt",
         "received_at",
         "refusal",
         "reply",
         "request",
         "request_id",
-        "script",
         "series",
         "shown",
         "state",
@@ -134,7 +135,7 @@ class Exchange(ABC):
         self._error_body = b""
         self._inflater: Inflater | None = None
         self.ask: Ask | None = None
-        self.script = 0  # of the prompt, for the estimate of its tokens
+        self.prompt: Prompt | None = None  # as its tokens were estimated
         reply.on_gone = self.client_gone
 
     @property
