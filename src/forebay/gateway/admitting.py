@@ -177,6 +177,7 @@ class Admitting:
         self._arm(now)
 
     def close(self) -> None:
+        self.tokens.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -47,6 +47,7 @@ NAMES: Final = (
 """What `Prompt.counts` has, in this order. The comma tells running text from lists; the block is where names and rarer
 characters are fewer."""
 WIDTH: Final = len(NAMES)
+_NO_REQUEST: Final = (0.0,) * NAMES.index("bytes")
 _NO_OTHER: Final = (0.0,) * 6
 
 _WHOLE: Final = 2_048
@@ -108,6 +109,11 @@ def look(body: AnyBody) -> Prompt:
         if ids:
             return Prompt((), ids)
     return Prompt((1.0, messages, 1.0 if tools else 0.0, defined, len(tools), pictures, *count(text + tools)), 0)
+
+
+def of_text(text: str) -> Prompt:
+    """Of a text by itself, with no request around it."""
+    return Prompt((*_NO_REQUEST, *count(msgspec.json.encode(text)[1:-1])), 0)
 
 
 def count(text: bytes) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from operator import mul
 from typing import Final
 
 from forebay.api.openai import AnyBody
+from forebay.gateway.exact import ExactCounts
 from forebay.gateway.prompts import NAMES, WIDTH, Prompt, look
 
 _PRIOR: Final = (
@@ -72,7 +73,7 @@ class _Weights:
         self.values = [value for _, value, _ in _PRIOR]
         self.seen = 0
         """Answers."""
-        self._error = 0.02
+        self._error = 0.1
         self._bias = 0.0
         self._covariance = [[_PRIOR[i][2] ** 2 if i == j else 0.0 for j in range(WIDTH)] for i in range(WIDTH)]
 
@@ -114,6 +115,9 @@ class _Weights:
 class TokenEstimates:
     """Mutable state: weights by model, at most so many."""
 
+    exact: ExactCounts | None = None
+    """Where a model's tokenizer is known: it teaches what `usage` has not yet."""
+
     def __init__(self) -> None:
         self._models: dict[str, _Weights] = {}
         self._first = _Weights()
@@ -123,6 +127,8 @@ class TokenEstimates:
         prompt = look(body)
         if prompt.exact:
             return prompt.exact, prompt
+        if self.exact is not None:
+            self.exact.offer(model, body)
         weights = self._models.get(model, self._first)
         return round(weights.tokens(prompt.counts)), prompt
 
@@ -138,6 +144,10 @@ class TokenEstimates:
                 del self._models[next(iter(self._models))]
             weights = self._models[model] = _Weights()
         weights.learn(prompt.counts, actual)
+
+    def close(self) -> None:
+        if self.exact is not None:
+            self.exact.close()
 
     def __repr__(self) -> str:
         return f"<TokenEstimates {self._models}>"
