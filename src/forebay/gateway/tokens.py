@@ -83,8 +83,8 @@ class _Weights:
         found: float = sum(map(mul, counts, self.values))
         return min(max(found, size * _FEWEST, 1.0), size + 256 + 4_096 * counts[_PICTURES])
 
-    def learn(self, counts: tuple[float, ...], actual: int) -> None:
-        plain = self.tokens(counts)
+    def learn(self, counts: tuple[float, ...], actual: int, plain: float) -> None:
+        """`plain` is what the weights as they are make of `counts`."""
         error = actual / plain - 1
         self.seen += 1
         most = max(_OUTLIER, 3 * self._error**0.5)
@@ -137,13 +137,14 @@ class TokenEstimates:
         if prompt.exact:
             return
         weights = self._models.get(model, self._first)
-        if not weights.tokens(prompt.counts) <= 20 * actual <= 400 * weights.tokens(prompt.counts):
+        estimate = weights.tokens(prompt.counts)
+        if not estimate <= 20 * actual <= 400 * estimate:
             return
         if weights is self._first:
             if len(self._models) >= _MODELS:
                 del self._models[next(iter(self._models))]
             weights = self._models[model] = _Weights()
-        weights.learn(prompt.counts, actual)
+        weights.learn(prompt.counts, actual, estimate)
 
     def close(self) -> None:
         if self.exact is not None:
