@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from forebay.config.load import advise, read
 from forebay.config.models import Config
@@ -52,6 +53,8 @@ def example(folder: Path, certificates: Path) -> str:
         ("cert.pem", "authorities.pem"),
     ):
         shutil.copy(certificates / source, folder / "tls" / copy)
+    (folder / "qwen3").mkdir()
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(folder / "qwen3/tokenizer.json"))
     text = (
         (ROOT / "examples/forebay.yaml")
         .read_text()

@@ -39,6 +39,7 @@ class Body(msgspec.Struct, frozen=True):
 
 class ChatBody(Body, frozen=True):
     messages: Raw = _ABSENT
+    tools: Raw = _ABSENT
 
 
 class CompletionBody(Body, frozen=True):

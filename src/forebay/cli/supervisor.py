@@ -235,6 +235,8 @@ class Supervisor:
                 named = ", ".join(f"admission.{f}" for f in kept)
                 log.warning("%s: a change takes a restart; the rest is in force now", named)
                 config = config.model_copy(update={"admission": new.model_copy(update=kept)})
+            if _tokenizers(config) != _tokenizers(self._config):
+                log.warning("models.NAME.tokenizer: a change takes a restart; the rest is in force now")
             self._config = config
             message = Reload(config.model_dump_json(by_alias=True))
             for child in (*self.workers, self.admin):
@@ -276,3 +278,7 @@ class Supervisor:
         for file in self._files:
             file.unlink(missing_ok=True)
         os.close(self._lock)
+
+
+def _tokenizers(config: Config) -> dict[str, Path]:
+    return {name: model.tokenizer for name, model in config.models.items() if model.tokenizer is not None}

@@ -172,10 +172,31 @@ def _server(tls: Node) -> Iterator[Trouble]:
         yield from _pair(cert, key, _text(tls, "key_password"))
 
 
-def _readable(node: Node) -> list[Trouble]:
+def tokenizer_files(tree: Node) -> Iterator[Trouble]:
+    """Tokenizers that are missing, unreadable or none, or for which the package is not installed."""
+    models = tree.child("models")
+    for model in models.children() if models else ():
+        if (node := _text(model, "tokenizer")) is not None:
+            yield from _readable(node, "tokenizer.json") or _tokenizer(node)
+
+
+def _tokenizer(node: Node) -> list[Trouble]:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        fix = "the package tokenizers is not installed: pip install 'forebay[tokenizers]'"
+        return [Trouble(node.line, node.path, fix)]
+    try:
+        Tokenizer.from_file(str(node.value))
+    except Exception as e:  # what it raises is Exception itself
+        return [Trouble(node.line, node.path, f"{shown(node.value, 200)} is no tokenizer.json: {shown(e, 200)}")]
+    return []
+
+
+def _readable(node: Node, kind: str = "PEM file") -> list[Trouble]:
     text = str(node.value)
     if "-----BEGIN" in text or "\n" in text:
-        return [Trouble(node.line, node.path, "a path to a PEM file is needed, not what such a file holds")]
+        return [Trouble(node.line, node.path, f"a path to a {kind} is needed, not what such a file holds")]
     try:
         if not FilePath(text).is_file() and FilePath(text).exists():
             return [Trouble(node.line, node.path, f"{shown(text, 200)} is not a file")]

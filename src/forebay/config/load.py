@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from forebay.config import document
 from forebay.config.advise import cautions
-from forebay.config.checks import clashes, tls_files
+from forebay.config.checks import clashes, tls_files, tokenizer_files
 from forebay.config.document import MAX_BYTES, Node, Trouble, dotted
 from forebay.config.explain import explain
 from forebay.config.models import Config
@@ -91,7 +91,7 @@ def _read(text: str, name: str, env: Mapping[str, str], base: Path | None, secti
     troubles += document.interpolate(tree, env)
     _anchor_paths(tree, base)
     spoilt = {trouble.path for trouble in troubles if trouble.spoils}
-    together = [*clashes(tree), *tls_files(tree)]
+    together = [*clashes(tree), *tls_files(tree), *tokenizer_files(tree)]
     config: Config | None = None
     try:
         config = Config.model_validate(tree.plain())
@@ -122,6 +122,8 @@ def _anchor_paths(tree: Node, base: Path | None) -> None:
             anchor(listener.child("tls", field))
     for engine in _items(tree, "engines"):
         anchor(engine.child("tls", "ca"))
+    for model in _items(tree, "models"):
+        anchor(model.child("tokenizer"))
 
 
 def _anchored(text: str, base: Path | None) -> str:

@@ -211,6 +211,8 @@ class Model(Section):
     """Names a client may use for it; rewritten on the way in and out."""
     defaults: dict[str, Any] = Field(default={})
     """Request fields used where the client sent none: temperature, max_tokens, …"""
+    tokenizer: Path | None = None
+    """Its tokenizer.json (Hugging Face): admission's estimates of prompts learn from it. Needs forebay[tokenizers]."""
 
     @field_validator("defaults")
     @classmethod
@@ -399,7 +401,7 @@ class Config(Section):
     engines: tuple[Engine, ...] = ()
     """The engines behind the gateway."""
     models: dict[Name, Model] = Field(default={})
-    """Aliases and defaults, by the engine's own model name."""
+    """Aliases, defaults and tokenizers, by the engine's own model name."""
     callers: Callers = Callers()
     """Who may call."""
     limits: Limits = Limits()

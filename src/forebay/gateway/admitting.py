@@ -18,7 +18,8 @@ from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
 from forebay.counters import counters
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.tokens import TokenEstimates, prompts_of
+from forebay.gateway.prompts import prompts_of
+from forebay.gateway.tokens import TokenEstimates
 from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.engine_books import Facts, Report
@@ -89,7 +90,7 @@ class Admitting:
         """Decide over an attempt: dispatches it, refuses it, or lets it wait. `engines`: those it may go to."""
         now = monotonic()
         body, front, model = x.body, x.front, x.entry.target
-        tokens, x.script = self.tokens.of(model, x.request.body)
+        tokens, x.counted = self.tokens.of(model, body)
         n = body.n
         if n is None or n < 1:
             n = 1
@@ -151,7 +152,7 @@ class Admitting:
             if usage.completion_tokens:
                 tokens = max(1, usage.completion_tokens // ask.n)
             if usage.prompt_tokens:
-                self.tokens.learn(ask.model, x.script, usage.prompt_tokens)
+                self.tokens.learn(ask.model, x.counted, usage.prompt_tokens)
         self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is _OK)
         if self.policy.next_due() < inf:
             self._arm(now)
@@ -200,6 +201,7 @@ class Admitting:
         self._arm(now)
 
     def close(self) -> None:
+        self.tokens.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

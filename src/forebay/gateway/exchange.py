@@ -17,6 +17,7 @@ from forebay.errors import Outcome, Refusal
 from forebay.gateway.fleet import Entry, Handle
 from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
+from forebay.gateway.prompts import NOTHING
 from forebay.lifecycle import Event, State, advance, walk
 from forebay.wire.head import Header
 from forebay.wire.inflate import CODINGS, InflateFailed, Inflater
@@ -72,6 +73,7 @@ class Exchange(ABC):
         "attempts",
         "body",
         "call",
+        "counted",
         "entry",
         "first_content_at",
         "front",
@@ -82,7 +84,6 @@ class Exchange(ABC):
         "reply",
         "request",
         "request_id",
-        "script",
         "series",
         "shown",
         "state",
@@ -134,7 +135,7 @@ class Exchange(ABC):
         self._error_body = b""
         self._inflater: Inflater | None = None
         self.ask: Ask | None = None
-        self.script = 0  # of the prompt, for the estimate of its tokens
+        self.counted = NOTHING  # its prompt, as its tokens were estimated
         reply.on_gone = self.client_gone
 
     @property

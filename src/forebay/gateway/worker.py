@@ -28,6 +28,7 @@ from forebay.gateway.admitting import Admitting, rules_of
 from forebay.gateway.app import Gateway
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
+from forebay.gateway.exact import ExactCounts
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.recorder import Recorder, recorded
 from forebay.gateway.telemetry import Telemetry
@@ -70,6 +71,9 @@ class Worker:
         if (admission := config.admission).enabled:
             policy, recorder = recorded(admission.record, admission.record_bytes, rules_of(admission), loop)
             gateway.admitting = Admitting(admission, loop, policy)
+            tokens = gateway.admitting.tokens
+            tokenizers = {name: model.tokenizer for name, model in config.models.items() if model.tokenizer}
+            tokens.exact = ExactCounts.load(tokenizers, loop, tokens.learn)
             fleet.watcher, fleet.report_interval = gateway.admitting, admission.report_interval
         fleet.configure(config)
         await control.listen(worker_socket(config.state_dir, self._start.index))
