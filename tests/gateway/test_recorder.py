@@ -96,7 +96,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, caplog:
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    assert ["No space left on device" in r.message for r in caplog.records] == [True]
+    assert sum("No space left on device" in r.message for r in caplog.records) == 1, caplog.text
 
 
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +117,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, caplog: pytest.LogCap
         os.close(reading)
 
     asyncio.run(run())
-    assert ["the disk is too slow" in r.message for r in caplog.records] == [True]
+    assert sum("the disk is too slow" in r.message for r in caplog.records) == 1, caplog.text
 
 
 def _drain(fd: int) -> int:
@@ -137,5 +137,5 @@ def test_a_call_that_cannot_be_written_ends_the_recording(tmp_path: Path, caplog
         recorder.close()
 
     asyncio.run(run())
-    assert ["End cannot be written" in r.message for r in caplog.records] == [True]
+    assert sum("End cannot be written" in r.message for r in caplog.records) == 1, caplog.text
     assert '"why":"End cannot be written' in (tmp_path / "run.jsonl").read_text()

@@ -49,7 +49,9 @@ def test_short_and_long_prompts_are_told_apart_by_the_same_weights() -> None:
         words = round(5 * 400 ** rng.random())
         _, prompt = estimates.of("m", body("word " * words))
         estimates.learn("m", prompt, actual(words))
-    for words in (5, 20, 100, 500, 2000):
+    for words in (5, 20, 60):  # by their bytes alone
+        assert estimates.of("m", body("word " * words))[0] == pytest.approx(actual(words), abs=12)
+    for words in (120, 500, 2000):
         assert estimates.of("m", body("word " * words))[0] == pytest.approx(actual(words), rel=0.05)
 
 
@@ -211,11 +213,24 @@ def test_any_bytes_are_estimated(data: bytes) -> None:
     assert TokenEstimates().of("m", CompletionBody(prompt=raw))[0] >= 1
 
 
+def test_small_chats_are_learned_by_their_bytes() -> None:
+    estimates = TokenEstimates()
+    dense, plain = body("你好，世界。" * 10), body("word " * 40)
+    for asked, tokens in ((dense, 90), (plain, 52)) * 200:
+        estimates.learn("m", estimates.of("m", asked)[1], tokens)
+    assert estimates.of("m", dense)[0] == pytest.approx(90, abs=5)
+    assert estimates.of("m", plain)[0] == pytest.approx(52, abs=5)
+    before = estimates.of("m", plain)[0]
+    estimates.learn("m", estimates.of("m", plain)[1], 1_000_000)
+    assert estimates.of("m", plain)[0] == before
+
+
 def test_models_are_bounded() -> None:
     estimates = TokenEstimates()
     for i in range(600):
-        estimates.learn(f"m{i}", estimates.of(f"m{i}", body("x" * 400))[1], 100)
-    assert len(estimates._models) == 256
+        estimates.learn(f"m{i}", estimates.of(f"m{i}", body("x" * 600))[1], 100)
+        estimates.learn(f"m{i}", estimates.of(f"m{i}", body("x" * 60))[1], 20)
+    assert len(estimates._models) == len(estimates._small) == 256
     assert "m599" in repr(estimates)
 
 
