@@ -8,6 +8,7 @@ nothing else: a recording with a hole could not be played again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -108,11 +109,9 @@ class Recorder:
         self._flush()
         if not self.open:
             return
-        self._end("" if quiet else why)
-        try:
+        with contextlib.suppress(queue.Full):  # then the thread sees that it is over, and ends without the line
             self._queue.put_nowait(why)
-        except queue.Full:  # the thread sees that it is over, and ends without the line
-            return
+        self._end("" if quiet else why)  # only now: a thread that sees it with nothing left to write is gone
 
     def _end(self, why: str) -> None:
         self.open = False
