@@ -108,10 +108,15 @@ class Admission:
         room = self._room(ask)
         again = inf
         if not room or not self._ahead(ask, room):
-            idle = ask.cls is not _LOW or any(b.idle(now) for b in books)
-            found = self._place(ask, ask.cls, books, now) if idle else None
-            if found is not None:
-                return self._admit(ask, *found, room, now)
+            cls = ask.cls
+            if cls is not _LOW or any(b.idle(now) for b in books):
+                if len(books) == 1:
+                    best = books[0]
+                    bound = best.takes(ask, cls, now)
+                    if bound < inf:
+                        return self._admit(ask, best, bound, room, now)
+                elif (found := self._place(ask, cls, books, now)) is not None:
+                    return self._admit(ask, *found, room, now)
             again = min([b.again for b in books])
         reason = "too_long" if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         if reason is None:

@@ -12,7 +12,7 @@ from forebay.policy.kv import KvBook
 from forebay.policy.lengths import Lengths
 from forebay.policy.rules import Rules
 from forebay.policy.shed import Shedder
-from forebay.policy.ttft import PrefillPrior, TtftBook
+from forebay.policy.ttft import PrefillPrior, Quoted, TtftBook
 
 LEARN_EVERY: Final = 0.002
 """Seconds between two answers of an engine that the length statistics take in: more would cost more than they teach."""
@@ -84,6 +84,7 @@ class EngineBooks:
         self.again = inf
         self._learned_at = -inf
         self._length = (0.0, 0.0)  # mean and variance for the ask that was last looked at
+        self._quoted: Quoted | None = None  # the same of its first token
         self._paced_until = -inf
         self._kept_tpot = KEPT_TPOT
 
@@ -147,10 +148,9 @@ class EngineBooks:
         mean, var = self._length = self.lengths.residual((ask.model, ask.tenant), 0, ask.max_tokens)
         if not self.kv.fits(prompt, mean, var, ask.n, ceiling_share=shed.ceiling(cls)):
             return inf
-        quote = ttft.quote(prompt, now, decoding=decoding)
-        bound = quote.bound
-        needs = quote.expected if vip else bound
-        return bound if needs <= self.promise(ask) - (now - ask.arrival) else inf
+        self._quoted = quoted = ttft.predict(prompt, 0, now, decoding)
+        bound = quoted[1]
+        return bound if (quoted[0] if vip else bound) <= self.promise(ask) - (now - ask.arrival) else inf
 
     def never_takes(self, ask: Ask) -> bool:
         """Whether it would not fit onto the empty engine either, by its prompt alone."""
@@ -184,7 +184,7 @@ class EngineBooks:
         mean, var = self._length
         ask.expected = mean * n
         self.kv.hold(key, prompt, mean, var, n=n)
-        self.ttft.dispatched(key, prompt, 0, now, decoding=self.decoding)
+        self.ttft.dispatched(key, prompt, 0, now, decoding=self.decoding, quoted=self._quoted)
         self.asks[key] = ask
         ask.holder = self
         if not ask.streams:
