@@ -216,11 +216,11 @@ class Admission:
                 ask.produced = tokens
             if ask.holder is not None:
                 ask.holder.end(ask, now, whole=whole)
-            rules = self.rules.queue
-            took = rules.service(ask.prompt_tokens if stage is _ANSWERING else 0, ask.produced * ask.n)
+            took = self.rules.queue.service(ask.prompt_tokens if stage is _ANSWERING else 0, ask.produced * ask.n)
             self._room(ask).settle(ask.tenant, ask.charged_as, ask.charged, took, ask.admitted_at)
         ask.stage = _ENDED
-        self._stir(now)
+        if self._look_at < inf:
+            self._stir(now)
 
     def on_report(self, engine: str, report: Report, now: float) -> None:
         """A scrape corrects the books, never replaces them."""
