@@ -80,6 +80,7 @@ class LeastSquares:
                 (r3 - gain * k3) / keep,
                 (r4 - gain * k4) / keep,
             ]
+        self._mirror()
         if self.learned % _RECALL == 0:
             self._recall(self.learned // _RECALL % 5)
         if min(values) < 0:
@@ -96,6 +97,17 @@ class LeastSquares:
             gain = pivot[j] / variance
             values[j] += gain * error
             rows[j] = [a - gain * b for a, b in zip(row, pivot, strict=True)]
+        self._mirror()
+
+    def _mirror(self) -> None:
+        """What rounding makes unequal between the two halves is not reduced by what is learned, and forgetting makes it
+        larger each time: after some 35,000 outcomes the covariance would be none."""
+        (_, a, b, c, d), (_, _, e, f, g), (_, _, _, h, i), (_, _, _, _, j), _ = rows = self._covariance
+        _, second, third, fourth, fifth = rows
+        second[0] = a
+        third[0], third[1] = b, e
+        fourth[0], fourth[1], fourth[2] = c, f, h
+        fifth[0], fifth[1], fifth[2], fifth[3] = d, g, i, j
 
     def _project(self) -> None:
         values = self._values
