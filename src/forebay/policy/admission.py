@@ -12,16 +12,16 @@ Pure: time is an argument, equal calls give equal decisions. The gateway and the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import exp, inf
+from math import inf
 from typing import Final, NamedTuple
 
 from forebay.policy.asks import Ask, Class, Stage
+from forebay.policy.drain import NEVER, Drain, Supply
 from forebay.policy.engine_books import EngineBooks, Facts, Report
 from forebay.policy.lengths import Lengths
 from forebay.policy.queue import WaitingRoom
 from forebay.policy.rules import Rules
 
-MAX_RETRY: Final = 60.0
 MOST_ROOMS: Final = 1_024
 MOST_ASIDE: Final = 256
 """Engines that are gone, and whose books are kept."""
@@ -33,6 +33,11 @@ _ADMITTED: Final = Stage.ADMITTED
 _ANSWERING: Final = Stage.ANSWERING
 _WAITING: Final = Stage.WAITING
 _ENDED: Final = Stage.ENDED
+SUPPLY_FOR: Final = 0.05
+"""Seconds for which what the engines give is not looked up again: with many of them that takes longer than the rest."""
+RECHARGE: Final = 0.05
+"""Of what a tenant was charged for a request, by how much that must be wrong to be changed before its end."""
+TOO_LONG: Final = "too_long"
 LOOK_AFTER: Final = 0.001
 """Seconds between two looks at those who wait, at least, where nothing else happens."""
 
@@ -71,15 +76,16 @@ class Quote(NamedTuple):
 
 
 class Admission:
-    """Mutable state: the books of each engine, a room of those who wait for each model, the length statistics, the
-    drain."""
+    """Mutable state: the books of each engine, a room of those who wait and a drain for each model, the length
+    statistics."""
 
     def __init__(self, rules: Rules, engines: Mapping[str, Facts]) -> None:
         self.rules = rules
         self.lengths = Lengths()
         self.rooms: dict[str, WaitingRoom] = {}
         self.books = {name: EngineBooks(name, facts, rules, self.lengths) for name, facts in engines.items()}
-        self.drain = Drain()
+        self.drains: dict[str, Drain] = {}
+        self._supplies: dict[str, tuple[float, Supply]] = {}
         self._aside: dict[str, EngineBooks] = {}
         self._lists: dict[tuple[str, ...], list[EngineBooks]] = {}
         self._look_at = inf
@@ -95,7 +101,8 @@ class Admission:
         found = self._place(ask, ask.cls, books, now)
         if found is not None:
             return Quote(found[0].name, found[1], True)
-        wait = self._wait(books, self._tokens_ahead(ask, self._room(ask)))
+        room = self._room(ask)
+        wait = self._tokens_ahead(ask, room) / self.drains[ask.model].prefill(self._prefill_rate(books))
         best = min(books, key=lambda b: b.bound(ask, now))
         return Quote(best.name, wait + best.bound(ask, now), False)
 
@@ -118,7 +125,8 @@ class Admission:
                 elif (found := self._place(ask, cls, books, now)) is not None:
                     return self._admit(ask, *found, room, now)
             again = min([b.again for b in books])
-        reason = "too_long" if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
+        self._drain(ask, room, now).came()
+        reason = TOO_LONG if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         if reason is None:
             best = min(books, key=lambda b: b.expects(ask, now))
             expected = self._soonest(books, self._tokens_ahead(ask, room)) + best.expects(ask, now)
@@ -203,7 +211,17 @@ class Admission:
             for key, ask in books.asks.items():
                 tokens = counts.get(key)
                 if tokens is not None and tokens != ask.produced:
-                    books.produced(ask, tokens)
+                    self.produced(ask, tokens)
+
+    def produced(self, ask: Ask, tokens: int) -> None:
+        """`tokens` of each of its answers are there. What its tenant was charged follows what is now expected of it, so
+        that answers longer than predicted are paid for while they run."""
+        if ask.holder is None:
+            return
+        service = self.rules.queue.service(ask.prompt_tokens, ask.holder.produced(ask, tokens))
+        if abs(service - ask.charged) > RECHARGE * ask.charged:
+            self._room(ask).settle(ask.tenant, ask.charged_as, ask.charged, service, ask.admitted_at)
+            ask.charged = service
 
     def on_end(self, ask: Ask, now: float, *, tokens: int = 0, whole: bool = True) -> None:
         """It is over, in whatever way: `tokens` of each answer came; `whole`: the answer came to its own end. Says
@@ -216,11 +234,20 @@ class Admission:
                 ask.produced = tokens
             if ask.holder is not None:
                 ask.holder.end(ask, now, whole=whole)
-            took = self.rules.queue.service(ask.prompt_tokens if stage is _ANSWERING else 0, ask.produced * ask.n)
-            self._room(ask).settle(ask.tenant, ask.charged_as, ask.charged, took, ask.admitted_at)
+            room = self._room(ask)
+            self._drain(ask, room, now).ended(ask.n)
+            prompt = ask.prompt_tokens if stage is _ANSWERING else ask.prompt_tokens * self._prefilled(ask, now)
+            took = self.rules.queue.service(prompt, ask.produced * ask.n)
+            room.settle(ask.tenant, ask.charged_as, ask.charged, took, ask.admitted_at)
         ask.stage = _ENDED
         if self._look_at < inf:
             self._stir(now)
+
+    @staticmethod
+    def _prefilled(ask: Ask, now: float) -> float:
+        """The share of its prompt that the engine has computed by now, without a token yet, at a guess: little was
+        ahead of it, so that by a fifth of its bound all of it is under way."""
+        return min(1.0, max(0.0, 5 * (now - ask.admitted_at) / ask.bound)) if ask.bound > 0 else 1.0
 
     def on_report(self, engine: str, report: Report, now: float) -> None:
         """A scrape corrects the books, never replaces them."""
@@ -303,25 +330,71 @@ class Admission:
         return None if found is None else (found, best_bound)
 
     def _admit(self, ask: Ask, books: EngineBooks, bound: float, room: WaitingRoom, now: float) -> Admit:
-        cls = room.take(ask, now) if ask.stage is _WAITING else ask.cls
+        drain = self._drain(ask, room, now)
+        if ask.stage is _WAITING:
+            cls = room.take(ask, now)
+        else:
+            cls = ask.cls
+            drain.came()
         ask.stage = _ADMITTED
         ask.engine = books.name
         ask.admitted_at = now
         ask.bound = bound
-        self.drain.passes(now, crowded=self._look_at < inf)
-        self.drain.took(ask.prompt_tokens, now)
         books.admit(ask, now)
+        n, expected = ask.n, ask.expected
+        prefill = books.ttft.prefill_rate * len(self._candidates(ask))
+        drain.admitted(ask.prompt_tokens, n, expected if n == 1 else expected / n, ask.max_tokens, prefill)
         ask.charged_as = cls
-        ask.charged = self.rules.queue.service(ask.prompt_tokens, ask.expected)
+        ask.charged = self.rules.queue.service(ask.prompt_tokens, expected)
         room.charge(ask.tenant, cls, ask.charged)
         self._turn += 1
         return Admit(books.name, bound)
 
     def _refuse(self, ask: Ask, reason: str, now: float, *, waited: bool = False) -> Refuse:
         ask.stage = _ENDED
-        self.drain.passes(now, crowded=True)
-        rate = self._rate(self._candidates(ask) or list(self.books.values()))
-        return Refuse(reason, self.drain.slot(ask.prompt_tokens, self._room(ask).tokens, rate, now), waited)
+        if reason == TOO_LONG:
+            return Refuse(reason, NEVER, waited)
+        room, cls = self._room(ask), ask.cls
+        slot = self._drain(ask, room, now).slot(
+            ask.prompt_tokens,
+            ask.n,
+            self.lengths.residual(EngineBooks.group(ask), 0, ask.max_tokens)[0],
+            ask.max_tokens,
+            self._supply(ask, now),
+            ahead=(self._ahead(ask, room), self._tokens_ahead(ask, room)),
+            patience=min(self.rules.wait[cls], self.rules.ttft[cls]),
+            cls=cls,
+        )
+        return Refuse(reason, slot, waited)
+
+    def _drain(self, ask: Ask, room: WaitingRoom, now: float) -> Drain:
+        """Its model's, at the present time."""
+        drain = self.drains[ask.model]
+        drain.passes(now, waiting=len(room) > 0 and len(room) > room.count(_LOW))
+        return drain
+
+    def _supply(self, ask: Ask, now: float) -> Supply:
+        """Of the engines it could go to, as it was up to `SUPPLY_FOR` ago."""
+        found = self._supplies.get(ask.model)
+        if found is not None and 0 <= now - found[0] < SUPPLY_FOR:
+            return found[1]
+        kv = seconds = backlog = held = 0.0
+        places = running = 0
+        books = self._candidates(ask) or list(self.books.values())
+        for b in books:
+            most = b.facts.max_num_seqs
+            size = b.kv.capacity_blocks * b.kv.block_size
+            step, sequence, *_ = b.ttft.coefficients
+            places += most
+            kv += b.rules.shed.resume_at * b.shed.scale * size
+            seconds += most * b.ttft.pace * (step + min(b.sequences + 1, most) * sequence)
+            backlog += b.ttft.backlog(now)
+            running += b.sequences
+            held += b.shed.use * size
+        speed = places / seconds if seconds else 1.0
+        supply = Supply(self._prefill_rate(books), places or 1.0, kv or 1.0, speed, backlog, running, held)
+        self._supplies[ask.model] = (now, supply)
+        return supply
 
     @staticmethod
     def _shed(ask: Ask, books: list[EngineBooks]) -> str | None:
@@ -338,8 +411,10 @@ class Admission:
         if room is None:
             if len(self.rooms) >= MOST_ROOMS:
                 for name in [n for n, r in self.rooms.items() if not len(r)]:
-                    del self.rooms[name]
+                    del self.rooms[name], self.drains[name]
+                    self._supplies.pop(name, None)
             room = self.rooms[ask.model] = WaitingRoom(self.rules.queue)
+            self.drains[ask.model] = Drain()
         return room
 
     @staticmethod
@@ -352,24 +427,18 @@ class Admission:
 
     @staticmethod
     def _tokens_ahead(ask: Ask, room: WaitingRoom) -> float:
-        if not len(room) or ask.cls is _LOW:
-            return room.tokens
-        vip = room.tokens_of(Class.VIP)
-        return vip if ask.cls is _VIP else vip + room.tokens_of(Class.NORMAL)
-
-    def _rate(self, books: list[EngineBooks]) -> float:
-        """Prompt tokens a second that leave the room while somebody waits: what was seen, at most what the engines can
-        prefill."""
-        return self.drain.rate(sum(b.ttft.prefill_rate for b in books) or 1.0)
-
-    def _wait(self, books: list[EngineBooks], tokens: float) -> float:
-        return tokens / self._rate(books)
+        """Prompt tokens of those who wait and go before this newcomer, as its tenant stands among the others."""
+        return room.tokens if ask.cls is _LOW else room.ahead_of_new(ask)[1]
 
     @staticmethod
-    def _soonest(books: list[EngineBooks], tokens: float) -> float:
+    def _prefill_rate(books: list[EngineBooks]) -> float:
+        return sum([b.ttft.prefill_rate for b in books]) or 1.0
+
+    @classmethod
+    def _soonest(cls, books: list[EngineBooks], tokens: float) -> float:
         """Seconds until so many are prefilled where nothing but prefill holds them up: a request is refused on arrival
         only for what is certain, and later when its promise is out of reach."""
-        return tokens / (sum(b.ttft.prefill_rate for b in books) or 1.0)
+        return tokens / cls._prefill_rate(books)
 
     def waiting(self, cls: Class) -> tuple[int, int]:
         """How many of the class wait, and their prompt tokens."""
@@ -378,70 +447,3 @@ class Admission:
 
     def __repr__(self) -> str:
         return f"<Admission {[r for r in self.rooms.values() if len(r)]} {list(self.books.values())}>"
-
-
-class Drain:
-    """How fast those who wait are served, and whom it was promised to.
-
-    The rate is what was admitted while somebody waited or was refused, over that time, both forgotten exponentially;
-    at first a share of what the engines can prefill. Mutable state: those two sums, and how many prompt tokens were
-    told to come back.
-    """
-
-    SPAN: Final = 5.0
-    """Seconds after which time and tokens count 1/e."""
-    SHARE: Final = 0.7
-    """Of the engines' prefill rate: taken for the rate, for one second, before anything was seen."""
-    KEPT: Final = 0.6
-    """Of the rate, what is promised to those who are to come back: whole seconds make them come in flocks, and new
-    requests come beside them."""
-    AFTER: Final = 1.0
-    """Seconds after a refusal that count as crowded."""
-
-    def __init__(self) -> None:
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self._at = -inf
-        self._crowded_until = -inf
-        self._promised = 0.0
-        self._promised_at = -inf
-        self._count = 0
-
-    def passes(self, now: float, *, crowded: bool) -> None:
-        """Time has gone by; `crowded`: somebody waits."""
-        if self._at == -inf:
-            self._at = now
-        passed = now - self._at
-        if passed > 0:
-            busy = min(passed, max(0.0, self._crowded_until - self._at))
-            keep = exp(-busy / self.SPAN)
-            self._tokens *= keep
-            self._seconds = self._seconds * keep + busy
-            self._at = now
-        if crowded:
-            self._crowded_until = max(self._crowded_until, now + self.AFTER)
-
-    def took(self, tokens: int, now: float) -> None:
-        """`tokens` of prompt were admitted."""
-        if now <= self._crowded_until:
-            self._tokens += tokens
-
-    def rate(self, most: float) -> float:
-        """Prompt tokens a second, at most `most`."""
-        return min(most, max(0.02 * most, (self._tokens + self.SHARE * most) / (self._seconds + 1.0)))
-
-    def slot(self, tokens: int, waiting: int, rate: float, now: float) -> float:
-        """Seconds until a refused request's own place in the drain: behind all who wait and all who were refused before
-        it. Spread by the golden ratio, so that those told the same second do not come in the same instant."""
-        self._crowded_until = max(self._crowded_until, now + self.AFTER)
-        passed = max(0.0, now - self._promised_at) if self._count else 0.0
-        self._promised = max(0.0, self._promised - passed * rate)
-        self._promised_at = max(now, self._promised_at)
-        self._count += 1
-        wait = (waiting / self.KEPT + self._promised) / rate
-        self._promised = min(self._promised + tokens / self.KEPT, MAX_RETRY * rate)
-        jitter = (self._count * 0.6180339887498949) % 1.0
-        return min(MAX_RETRY + 1, max(1.0, wait * (1.0 + 0.1 * jitter) + jitter))
-
-    def __repr__(self) -> str:
-        return f"<Drain {self._tokens:,.0f} tokens in {self._seconds:.1f} s, {self._promised:,.0f} promised>"

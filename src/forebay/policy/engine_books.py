@@ -214,11 +214,12 @@ class EngineBooks:
             self.decoding += ask.n
             ask.stage = _ANSWERING
 
-    def produced(self, ask: Ask, tokens: int) -> None:
-        """`tokens` of each of its answers are there."""
+    def produced(self, ask: Ask, tokens: int) -> float:
+        """`tokens` of each of its answers are there. Returns what all of them are expected to come to."""
         ask.produced = tokens
         mean, var = self.lengths.residual(self.group(ask), tokens, ask.max_tokens)
         self.kv.progress(ask.key, tokens * ask.n, mean, var)
+        return ask.n * (tokens + mean)
 
     def end(self, ask: Ask, now: float, *, whole: bool) -> None:
         """`whole`: the answer came to its own end; else it was cancelled, cut or refused."""

@@ -191,26 +191,40 @@ class Band:
         expected and no prefix warm. The asks of another tenant are taken for alike; where they are, it is exact, up to
         `SCAN` tenants. Of more every second, third, … stands for its neighbours."""
         mine = slot.line
-        i = bisect_left(mine.keys, slot.key)
-        own: float
-        if i < len(mine.slots) - i:
-            own = sum(mine.prompts[:i])
-            service = sum(mine.services[:i])
-        else:
-            own = mine.tokens - sum(mine.prompts[i:])
-            service = mine.service - sum(mine.services[i:])
-        upto = mine.counter + service
-        stamp = mine.place[1]
+        return self._ahead(mine, mine.counter, mine.place[1], bisect_left(mine.keys, slot.key))
+
+    def ahead_of_new(self, tenant: str, due: float) -> tuple[int, float]:
+        """The same of one that would come now."""
+        mine = self._lines.get(tenant)
+        if mine is not None and mine.slots:
+            return self._ahead(mine, mine.counter, mine.place[1], bisect_left(mine.keys, (due, inf)))
+        floor = self.floor
+        return self._ahead(None, floor if mine is None else max(floor, mine.counter), inf, 0)
+
+    def _ahead(self, mine: Line | None, counter: float, stamp: float, i: int) -> tuple[int, float]:
+        """Before the i-th of `mine`, whose counter and place among equals are these."""
+        own: float = 0
+        service: float = 0
+        if mine is not None:
+            if i < len(mine.slots) - i:
+                own = sum(mine.prompts[:i])
+                service = sum(mine.services[:i])
+            else:
+                own = mine.tokens - sum(mine.prompts[i:])
+                service = mine.service - sum(mine.services[i:])
+        upto = counter + service
         order = self._order
-        step = 1 + (len(order) - 1) // SCAN
+        step = 1 + max(0, len(order) - 1) // SCAN
         requests = 0
         tokens = 0.0
-        for counter, place, line in order[: bisect_left(order, (upto, inf)) : step]:
-            before = upto - counter
+        for their, place, line in order[: bisect_left(order, (upto, inf)) : step]:
+            before = upto - their
+            if line is mine:
+                continue
             if before > line.service:
                 requests += line.n
                 tokens += line.tokens
-            elif line is not mine:
+            else:
                 # its k-th goes before mine if its counter by then is less than mine's, or equal and it came first
                 n = line.n
                 turns = before * n / line.service if line.service else 0.0
@@ -220,8 +234,9 @@ class Band:
                 requests += k
                 tokens += line.tokens * k / n
         if step > 1:
-            requests = min(requests * step, self.n - mine.n)
-            tokens = min(tokens * step, self.tokens - mine.tokens)
+            others = (self.n, self.tokens) if mine is None else (self.n - mine.n, self.tokens - mine.tokens)
+            requests = min(requests * step, others[0])
+            tokens = min(tokens * step, others[1])
         return i + requests, own + tokens
 
     def last_of_longest(self, cls: Class) -> Slot | None:

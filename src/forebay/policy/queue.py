@@ -281,10 +281,19 @@ class WaitingRoom:
     def ahead(self, ask: Ask) -> tuple[int, float]:
         """Both, at the price of one: about 0.15 µs for each tenant of its class that waits, up to 128 of them."""
         slot = self._slots[ask.key]
-        requests, tokens = slot.band.ahead(slot)
+        return self._with_better(slot.band, *slot.band.ahead(slot))
+
+    def ahead_of_new(self, ask: Ask) -> tuple[int, float]:
+        """The same of one that does not wait, were it to come now."""
+        if not self._slots:
+            return 0, 0.0
+        band = self._bands[ask.cls]
+        return self._with_better(band, *band.ahead_of_new(ask.tenant, ask.deadline))
+
+    def _with_better(self, of: Band, requests: int, tokens: float) -> tuple[int, float]:
         for cls in Class:
             band = self._bands[cls]
-            if band is slot.band:
+            if band is of:
                 break
             requests += band.n
             tokens += band.tokens
