@@ -486,3 +486,41 @@ def test_whatever_happens_the_books_are_right_and_everyone_is_told(steps: list[t
     assert not waiting
     assert all(b.kv.requests == b.sequences == b.decoding == 0 for b in admission.books.values())
     assert admission.next_due() == inf
+
+
+# --- fairness --------------------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_that_floods_leaves_no_other_outside_the_door(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=4))
+    fill(admission, ask, 4)
+    while not isinstance(admission.offer(ask(0.1, tokens=1_000, tenant="floods"), 0.1), Refuse):
+        pass
+    assert isinstance(admission.offer(ask(0.1, tokens=1_000, tenant="comes"), 0.1), Wait)
+    assert isinstance(admission.offer(ask(0.1, tokens=1_000, tenant="floods"), 0.1), Refuse)
+
+
+def counter(admission: Admission, tenant: str) -> float:
+    return admission.rooms[""].charged(tenant, Class.NORMAL)
+
+
+def test_an_answer_that_gets_longer_than_predicted_is_paid_for_while_it_runs(ask: Asks) -> None:
+    admission = policy()
+    (one,) = fill(admission, ask, 1, tenant="a")
+    before = counter(admission, "a")
+    admission.on_tokens({one.key: 5_000}, 10.0)
+    assert counter(admission, "a") > before + 2 * 4_000
+    admission.on_end(one, 11.0, tokens=5_000)
+    assert counter(admission, "a") == pytest.approx(RULES.queue.service(100, 5_000))
+
+
+def test_who_leaves_before_the_first_token_pays_for_what_was_prefilled(ask: Asks) -> None:
+    admission = policy()
+    paid = []
+    for i, waits in enumerate((0.0, 0.05, 1.0)):
+        one = ask(10.0 * i, tokens=2_000, tenant=str(i))
+        decision = admission.offer(one, 10.0 * i)
+        assert isinstance(decision, Admit)
+        admission.on_end(one, 10.0 * i + waits * decision.bound, whole=False)
+        paid.append(counter(admission, str(i)) - (counter(admission, str(i - 1)) if i else 0.0))
+    assert paid == pytest.approx([0, 400, 2_000])

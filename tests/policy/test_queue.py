@@ -708,3 +708,17 @@ def test_rules_that_contradict_themselves_are_refused_by_name(rules: dict[str, A
         QueueRules(**rules)
     with pytest.raises(ValueError, match="requests"):
         Bounds(0, 1)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 5_000), st.sampled_from(Class)), min_size=1, max_size=30)
+)
+def test_a_newcomer_is_told_the_place_it_then_has(coming: list[tuple[str, int, Class]]) -> None:
+    r = room()
+    for key, (tenant, tokens, cls) in enumerate(coming):
+        one = ask(key, cls, tenant, tokens)
+        told = r.ahead_of_new(one)
+        r.put(one, 0.0)
+        assert r.ahead(one) == pytest.approx(told)
+        if key % 3 == 2 and (head := r.head(0.0, idle=True)) is not None:
+            r.charge(head.tenant, r.take(head, 0.0), head.prompt_tokens)

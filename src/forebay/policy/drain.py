@@ -81,6 +81,8 @@ class Drain:
     FULL: Final[Mapping[Class, float]] = {Class.VIP: 1.1, Class.NORMAL: 0.92, Class.LOW: 0.6}
     """How full a second may be already for a request to come then. `low` is served where an engine is idle, and `vip`
     before all who come in the same second."""
+    GIVEN_FOR: Final = 0.05
+    """Seconds for which what is given of the same `Supply` is not computed again."""
     MORE: Final = 0.25
     """Seconds by which what is ahead must have grown for the search to begin anew within a second."""
     AMPLE: Final = 1.15
@@ -93,8 +95,11 @@ class Drain:
         "_at",
         "_booked",
         "_cursors",
+        "_each",
         "_ended",
         "_exposed",
+        "_given_at",
+        "_gives",
         "_held",
         "_held_square",
         "_in_flight",
@@ -105,6 +110,7 @@ class Drain:
         "_prompt",
         "_second",
         "_stall",
+        "_supply",
         "_tokens",
         "_unsure",
         "_waited",
@@ -124,6 +130,9 @@ class Drain:
         self._prompt = self._length = self._n = self._held = self._held_square = self._unsure = 0.0
         self._arrived = 0
         self._newcomers = 0.0
+        self._supply: Supply | None = None
+        self._given_at = -inf
+        self._gives = self._each = (1.0, 1.0, 1.0)
         self._most = inf  # requests a second that can be served
         self._booked = [_nothing() for _ in range(MAX_RETRY + 2)]  # a second each, modulo their number
         self._cursors: dict[Class, tuple[int, Three, Three]] = {}
@@ -199,9 +208,12 @@ class Drain:
         """Whole seconds until a refused request's own place, or `NEVER`. `ahead`: how many wait that go before it, and
         their prompt tokens; they do so for `patience` seconds at most."""
         self._see(prompt_tokens, n, length, most)
-        gives = self.gives(supply)
-        each = self._loads((self._prompt, self._n, self._n * self._held), gives)
-        self._most = 1 / max(*each, 1e-9)
+        if supply is not self._supply or not self._at - self._given_at < self.GIVEN_FOR:
+            self._supply, self._given_at = supply, self._at
+            self._gives = self.gives(supply)
+            self._each = self._loads((self._prompt, self._n, self._n * self._held), self._gives)
+            self._most = 1 / max(*self._each, 1e-9)
+        gives, each = self._gives, self._each
         full = self.FULL[cls]
         begin = over = self._ahead(supply, ahead, patience, gives, full)
         wait = 1
