@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.config.models import Class
 from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
 from forebay.policy.asks import Ask, Stage
-from forebay.policy.engine_books import Facts, Report
+from forebay.policy.engine_books import UNDER_WAY, Facts, Report
 from forebay.policy.queue import QueueRules
 from forebay.policy.rules import Rules
 from forebay.policy.ttft import PrefillPrior
@@ -517,10 +517,10 @@ def test_an_answer_that_gets_longer_than_predicted_is_paid_for_while_it_runs(ask
 def test_who_leaves_before_the_first_token_pays_for_what_was_prefilled(ask: Asks) -> None:
     admission = policy()
     paid = []
-    for i, waits in enumerate((0.0, 0.05, 1.0)):
+    for i, waits in enumerate((0.0, 0.1, 1.0)):
         one = ask(10.0 * i, tokens=2_000, tenant=str(i))
-        decision = admission.offer(one, 10.0 * i)
-        assert isinstance(decision, Admit)
-        admission.on_end(one, 10.0 * i + waits * decision.bound, whole=False)
+        assert isinstance(admission.offer(one, 10.0 * i), Admit)
+        expected = admission.books["a"].ttft.expected(one.key)
+        admission.on_end(one, 10.0 * i + waits * expected, whole=False)
         paid.append(counter(admission, str(i)) - (counter(admission, str(i - 1)) if i else 0.0))
-    assert paid == pytest.approx([0, 400, 2_000])
+    assert paid == pytest.approx([0, 2_000 * 0.1 / UNDER_WAY, 2_000])

@@ -237,22 +237,18 @@ class Admission:
         elif stage is _ADMITTED or stage is _ANSWERING:
             if tokens > ask.produced:
                 ask.produced = tokens
+            prompt: float = ask.prompt_tokens
             if ask.holder is not None:
+                if stage is _ADMITTED:
+                    prompt *= ask.holder.prefilled(ask, now)
                 ask.holder.end(ask, now, whole=whole)
             room = self._room(ask)
             self._drain(ask, room, now).ended(ask.n)
-            prompt = ask.prompt_tokens if stage is _ANSWERING else ask.prompt_tokens * self._prefilled(ask, now)
             took = self.rules.queue.service(prompt, ask.produced * ask.n)
             room.settle(ask.tenant, ask.charged_as, ask.charged, took, ask.admitted_at)
         ask.stage = _ENDED
         if self._look_at < inf:
             self._stir(now)
-
-    @staticmethod
-    def _prefilled(ask: Ask, now: float) -> float:
-        """The share of its prompt that the engine has computed by now, without a token yet, at a guess: little was
-        ahead of it, so that by a quarter of its bound all of it is under way."""
-        return min(1.0, max(0.0, 4 * (now - ask.admitted_at) / ask.bound)) if ask.bound > 0 else 1.0
 
     def on_report(self, engine: str, report: Report, now: float) -> None:
         """A scrape corrects the books, never replaces them."""

@@ -21,6 +21,8 @@ SLACK: Final = 0.25
 _VIP: Final = Class.VIP  # reading a member off an Enum class is slow
 _ADMITTED: Final = Stage.ADMITTED
 _ANSWERING: Final = Stage.ANSWERING
+UNDER_WAY: Final = 0.37
+"""Of the time to the first token, when all of a prompt is computed or under way."""
 KEPT_TPOT: Final = 0.9
 """Of the TPOT that is promised: what prefill is paced by, to begin with."""
 LEAST_TPOT: Final = 0.6
@@ -220,6 +222,12 @@ class EngineBooks:
         mean, var = self.lengths.residual(self.group(ask), tokens, ask.max_tokens)
         self.kv.progress(ask.key, tokens * ask.n, mean, var)
         return ask.n * (tokens + mean)
+
+    def prefilled(self, ask: Ask, now: float) -> float:
+        """The share of its prompt that is computed or under way, of one without a first token, at a guess: little was
+        ahead of it, and its last step is scheduled a step before it runs."""
+        expected = self.ttft.expected(ask.key)
+        return min(1.0, max(0.0, (now - ask.admitted_at) / (UNDER_WAY * expected))) if expected > 0 else 1.0
 
     def end(self, ask: Ask, now: float, *, whole: bool) -> None:
         """`whole`: the answer came to its own end; else it was cancelled, cut or refused."""

@@ -459,6 +459,11 @@ class TtftBook:
         overall = self.overall
         overall.observe(score, score > overall.margin)
 
+    def expected(self, key: Hashable) -> float:
+        """TTFT as it was expected at its dispatch; 0 where nobody waits for its first token."""
+        flight = self._flights.get(key)
+        return 0.0 if flight is None else flight.expected
+
     def gone(self, key: Hashable, now: float) -> None:
         """It was cancelled, refused or lost before its first token; see the module's last paragraph. A key that is not
         waited for changes nothing."""
