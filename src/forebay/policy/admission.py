@@ -38,6 +38,8 @@ FEW: Final = 8
 this once one takes a request: to ask each of 256 would take half a millisecond."""
 SUPPLY_FOR: Final = 0.05
 """Seconds for which what the engines give is not looked up again: with many of them that takes longer than the rest."""
+TICK: Final = 0.001
+"""Seconds that a drain is not told of one by one."""
 RECHARGE: Final = 0.05
 """Of what a tenant was charged for a request, by how much that must be wrong to be changed before its end."""
 TOO_LONG: Final = "too_long"
@@ -216,9 +218,9 @@ class Admission:
             for key, ask in books.asks.items():
                 tokens = counts.get(key)
                 if tokens is not None and tokens != ask.produced:
-                    self.produced(ask, tokens)
+                    self.produced(ask, tokens, now)
 
-    def produced(self, ask: Ask, tokens: int) -> None:
+    def produced(self, ask: Ask, tokens: int, now: float) -> None:
         """`tokens` of each of its answers are there. What its tenant was charged follows what is now expected of it, so
         that answers longer than predicted are paid for while they run."""
         if ask.holder is None:
@@ -239,7 +241,7 @@ class Admission:
                 ask.produced = tokens
             prompt: float = ask.prompt_tokens
             if ask.holder is not None:
-                if stage is _ADMITTED:
+                if stage is _ADMITTED and not whole:
                     prompt *= ask.holder.prefilled(ask, now)
                 ask.holder.end(ask, now, whole=whole)
             room = self._room(ask)
@@ -379,7 +381,10 @@ class Admission:
     def _drain(self, ask: Ask, room: WaitingRoom, now: float) -> Drain:
         """Its model's, at the present time."""
         drain = self.drains[ask.model]
-        drain.passes(now, waiting=len(room) > 0 and len(room) > room.count(_LOW))
+        count = len(room)
+        waiting = count > 0 and count > room.count(_LOW)
+        if waiting is not drain.waiting or not 0 <= now - drain.at < TICK:
+            drain.passes(now, waiting=waiting)
         return drain
 
     def _supply(self, ask: Ask, now: float) -> Supply:

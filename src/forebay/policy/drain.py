@@ -92,7 +92,6 @@ class Drain:
 
     __slots__ = (
         "_arrived",
-        "_at",
         "_booked",
         "_cursors",
         "_each",
@@ -114,13 +113,14 @@ class Drain:
         "_tokens",
         "_unsure",
         "_waited",
-        "_waiting",
+        "at",
+        "waiting",
     )
 
     def __init__(self) -> None:
-        self._at = -inf
+        self.at = -inf
         self._second = 0
-        self._waiting = False
+        self.waiting = False
         self._tokens = 0.0  # of prompt, admitted while somebody waited
         self._waited = 0.0  # seconds of that
         self._in_flight = 0
@@ -141,20 +141,20 @@ class Drain:
 
     def passes(self, now: float, *, waiting: bool) -> None:
         """Time has gone by; `waiting`: whether somebody waits from now on. To be called before all else."""
-        passed = now - self._at
+        passed = now - self.at
         if passed > 0:
             if passed < inf:
                 self._exposed += self._in_flight * max((1 - self.STALL) * passed, passed - self._stall)
                 self._stall = max(0.0, self._stall - passed)
-                if self._waiting:
+                if self.waiting:
                     keep = exp(-passed / self.SPAN)
                     self._tokens *= keep
                     self._waited = self._waited * keep + passed
             second = int(now)
             if second != self._second:
                 self._turn(second)
-            self._at = now
-        self._waiting = waiting
+            self.at = now
+        self.waiting = waiting
 
     def came(self) -> None:
         """A request is offered."""
@@ -162,7 +162,7 @@ class Drain:
 
     def admitted(self, prompt_tokens: int, n: int, length: float, most: int | None, prefill: float) -> None:
         """`length`: tokens that are predicted of each of its answers, `most`: max_tokens; `prefill`: as of `Supply`."""
-        if self._waiting:
+        if self.waiting:
             self._tokens += prompt_tokens
         self._in_flight += n
         self._stall += self.STALL * prompt_tokens / prefill
@@ -208,8 +208,8 @@ class Drain:
         """Whole seconds until a refused request's own place, or `NEVER`. `ahead`: how many wait that go before it, and
         their prompt tokens; they do so for `patience` seconds at most."""
         self._see(prompt_tokens, n, length, most)
-        if supply is not self._supply or not self._at - self._given_at < self.GIVEN_FOR:
-            self._supply, self._given_at = supply, self._at
+        if supply is not self._supply or not self.at - self._given_at < self.GIVEN_FOR:
+            self._supply, self._given_at = supply, self.at
             self._gives = self.gives(supply)
             self._each = self._loads((self._prompt, self._n, self._n * self._held), self._gives)
             self._most = 1 / max(*self._each, 1e-9)
@@ -282,7 +282,7 @@ class Drain:
         booked = self._booked
         size = len(booked)
         passed = second - self._second
-        if self._at > -inf:
+        if self.at > -inf:
             new = min(max(0.0, self._arrived - booked[self._second % size][3]), 2 * self._most + 2)
             keep = exp(-1 / self.NEWCOMERS)
             self._newcomers = (self._newcomers * keep + new * (1 - keep)) * keep ** (passed - 1)

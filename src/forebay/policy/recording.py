@@ -301,6 +301,11 @@ class Recording(Admission):
             return super().on_tokens(counts, now)
         return self._record(Tokens(at=now, counts=dict(counts)), super().on_tokens, counts, now)
 
+    def produced(self, ask: Ask, tokens: int, now: float) -> None:
+        if self._silent():
+            return super().produced(ask, tokens, now)
+        return self._record(Tokens(at=now, counts={ask.key: tokens}), super().produced, ask, tokens, now)
+
     def on_end(self, ask: Ask, now: float, *, tokens: int = 0, whole: bool = True) -> None:
         if self._silent():
             return super().on_end(ask, now, tokens=tokens, whole=whole)

@@ -87,7 +87,7 @@ class Admitted:
             if job is not None and job.first_at >= 0:
                 tokens = model.delivered(job)
                 if tokens != ask.produced:
-                    self.admission.produced(ask, tokens)
+                    self.admission.produced(ask, tokens, now)
         stats = model.stats
         self.admission.on_report(str(engine), Report(kv_used=model.kv_usage, preemptions=stats.preemptions), now)
 
