@@ -70,6 +70,8 @@ class Drain:
     """Answers that `Supply.speed` counts as in μ."""
     MEMORY: Final = 64.0
     """Answers after which one counts 1/e, in μ and in the means."""
+    SAMPLED: Final = 4
+    """While nobody waits, one admission of so many counts in the means."""
     UNSURE: Final = 0.7
     """Of μ, what is not believed before the first end, or less where `max_tokens` are so near to what is predicted that
     answers cannot last that much longer; then over √(1 + ends)."""
@@ -91,6 +93,7 @@ class Drain:
     """Seconds of memory."""
 
     __slots__ = (
+        "_admissions",
         "_arrived",
         "_booked",
         "_cursors",
@@ -124,6 +127,7 @@ class Drain:
         self._tokens = 0.0  # of prompt, admitted while somebody waited
         self._waited = 0.0  # seconds of that
         self._in_flight = 0
+        self._admissions = 0
         self._stall = 0.0  # seconds of prefill that are not yet left out
         self._exposed = 0.0  # sequence-seconds
         self._ended = 0.0  # sequences
@@ -166,7 +170,9 @@ class Drain:
             self._tokens += prompt_tokens
         self._in_flight += n
         self._stall += self.STALL * prompt_tokens / prefill
-        self._see(prompt_tokens, n, length, most)
+        self._admissions += 1
+        if self.waiting or self._admissions % self.SAMPLED == 0 or not self._n:
+            self._see(prompt_tokens, n, length, most)
 
     def ended(self, n: int) -> None:
         """In whatever way."""

@@ -36,6 +36,8 @@ FEWEST: Final = 8
 """Tokens of an answer whose TPOT says something."""
 MOST_MADE_UP: Final = 20.0
 """Times a prefill's own time that decoding may be given to make up for it."""
+CALM: Final = 8
+"""Answers in flight up to which KV use is looked at when a report comes only."""
 _UNBOUNDED: Final = 1 << 40
 """Blocks of an engine that does not say how many it has."""
 
@@ -131,7 +133,8 @@ class EngineBooks:
         if self.sequences + ask.n > self._max_num_seqs:
             return inf
         shed = self.shed
-        if shed.active and shed.refuses(cls, ask.anonymous) is not None:
+        shedding = shed.over or shed.level > 0
+        if shedding and shed.refuses(cls, ask.anonymous) is not None:
             return inf
         prompt, decoding = ask.prompt_tokens, self.decoding
         vip = cls is _VIP
@@ -148,11 +151,16 @@ class EngineBooks:
                 self.again = self._paced_until - SLACK
                 return inf
         mean, var = self._length = self.lengths.residual((ask.model, ask.tenant), 0, ask.max_tokens)
-        if not self.kv.fits(prompt, mean, var, ask.n, ceiling_share=shed.ceiling(cls)):
+        if not self.kv.fits(
+            prompt, mean, var, ask.n, ceiling_share=shed.ceiling(cls) if shedding else rules.ceilings[cls]
+        ):
             return inf
         self._quoted = quoted = ttft.predict(prompt, 0, now, decoding)
         bound = quoted[1]
-        return bound if (quoted[0] if vip else bound) <= self.promise(ask) - (now - ask.arrival) else inf
+        promise = rules.ttft[ask.cls]
+        if rules.ttft_multiple or ask.ttft_slo < promise:
+            promise = self.promise(ask)
+        return bound if (quoted[0] if vip else bound) <= promise - (now - ask.arrival) else inf
 
     def never_takes(self, ask: Ask) -> bool:
         """Whether it would not fit onto the empty engine either, by its prompt alone."""
@@ -195,7 +203,7 @@ class EngineBooks:
         rules, shed = self.rules, self.shed
         if rules.tpot < inf:
             self._pace(ask, now)
-        if self.kv.may_reach(rules.shed.resume_at * shed.scale):
+        if self.sequences > CALM and self.kv.may_reach(rules.shed.resume_at * shed.scale):
             shed.on_use(self.use(), now)
 
     def first_token(self, ask: Ask, now: float) -> None:

@@ -145,11 +145,6 @@ class Shedder:
         self._judge(now)
 
     @property
-    def active(self) -> bool:
-        """Whether anybody is refused."""
-        return self.over or self.level > 0
-
-    @property
     def reason(self) -> str:
         """Why it sheds; empty where it does not."""
         return KV_FULL if self.over else PREEMPTING if self.level > 0 else ""
