@@ -117,9 +117,10 @@ class Traffic:
             one = self.fresh.popleft()
             timed("first token", partial(admission.on_first_token, one, now))
             self.flying.append(one)
-        self.flying.rotate(random.randrange(20))
-        gone = self.flying.popleft()
-        timed("end", lambda: admission.on_end(gone, now, tokens=random.randint(20, 400)))
+        if self.flying:  # else all wait for their first tokens
+            self.flying.rotate(random.randrange(20))
+            gone = self.flying.popleft()
+            timed("end", lambda: admission.on_end(gone, now, tokens=random.randint(20, 400)))
         if admission.next_due() <= now:
             out = timed(lambda found: f"due, {len(found)}", lambda: admission.due(now))
             self.fresh.extend(ask for ask, decision in out if isinstance(decision, Admit))

@@ -134,21 +134,23 @@ class Admission:
         reason = TOO_LONG if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         ahead = None
         if reason is None:
-            ahead = self._tokens_ahead(ask, room)
             best = min(books[:FEW], key=lambda b: b.expects(ask, now))
-            expected = self._soonest(books, ahead) + best.expects(ask, now)
             due = ask.arrival + best.promise(ask)
+            ask.deadline = min(ask.deadline, ask.arrival + self.rules.wait[ask.cls], due)
+            position, ahead = room.ahead_of_new(ask)
+            if ask.cls is _LOW:
+                ahead = room.tokens
+            expected = self._soonest(books, ahead) + best.expects(ask, now)
             if now + (best.ideal(ask) if ask.cls is _LOW else expected) > due:
                 reason = "slo"
             else:
-                ask.deadline = min(ask.deadline, ask.arrival + self.rules.wait[ask.cls], due)
                 put = room.put(ask, now)
                 for gone in put.evicted:
                     self._put_out.append((gone, self._refuse(gone, "evicted", now, waited=True)))
                 if put.accepted:
                     ask.stage = _WAITING
                     self._look_at = now if put.evicted else min(self._look_at, self._next_look(room, again, now))
-                    return Wait(room.position(ask), expected)
+                    return Wait(room.position(ask) if put.evicted else position, expected)
                 reason = put.reason or "queue_full"
         return self._refuse(ask, reason, now, ahead=ahead)
 

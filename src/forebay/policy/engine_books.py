@@ -21,7 +21,7 @@ SLACK: Final = 0.25
 _VIP: Final = Class.VIP  # reading a member off an Enum class is slow
 _ADMITTED: Final = Stage.ADMITTED
 _ANSWERING: Final = Stage.ANSWERING
-UNDER_WAY: Final = 0.37
+UNDER_WAY: Final = 0.4
 """Of the time to the first token, when all of a prompt is computed or under way."""
 KEPT_TPOT: Final = 0.9
 """Of the TPOT that is promised: what prefill is paced by, to begin with."""
