@@ -1,7 +1,7 @@
 """Admission in the gateway: tells `policy.admission` what happens, and wakes whom it lets go.
 
-One timer, set for what the policy wants next; nothing polls. Mutable state: the policy, the exchanges that wait by the
-policy's key, and which engines it knows.
+One timer, set for what the policy wants next; nothing polls. Mutable state: the policy, where those who wait stood at
+first by the policy's key, and which engines it knows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
 from forebay.counters import counters
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.explaining import AT_ONCE, Place, explain
 from forebay.gateway.prompts import prompts_of
 from forebay.gateway.tokens import TokenEstimates
 from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
@@ -78,7 +79,7 @@ class Admitting:
         self.tokens = TokenEstimates()
         self._loop = loop
         self._keys = 0
-        self._waiting: dict[int, Exchange] = {}
+        self._waiting: dict[int, Place] = {}
         self._streams: dict[int, Exchange] = {}
         self._handles: dict[str, Handle] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -121,6 +122,8 @@ class Admitting:
         decision = self.policy.offer(ask, now)
         if type(decision) is Admit:
             self._admits[front.class_].add()
+            if front.explains:
+                explain(x.reply, now - ask.arrival + decision.bound, AT_ONCE, now)
             x.dispatch(decision.engine)
         else:
             self._carry_out(x, ask, decision, now)
@@ -210,17 +213,21 @@ class Admitting:
 
     def _carry_out(self, x: Exchange, ask: Ask, decision: Decision, now: float) -> None:
         cls = ask.cls.value
+        place = self._waiting.pop(ask.key, None)
         if isinstance(decision, Admit):
-            self._waiting.pop(ask.key, None)
             self.decisions.series(cls, "admit").add()
+            if x.front.explains:
+                explain(x.reply, now - ask.arrival + decision.bound, place, now)
             x.dispatch(decision.engine)
         elif isinstance(decision, Wait):
             self.decisions.series(cls, "wait").add()
-            self._waiting[ask.key] = x
+            self._waiting[ask.key] = Place(decision.position, now, now - ask.arrival + decision.expected)
             x.queued()
         else:
-            self._waiting.pop(ask.key, None)
             self.decisions.series(cls, decision.reason).add()
+            if x.front.explains:
+                expected = place.expected if place is not None else now - ask.arrival + decision.expected
+                explain(x.reply, expected, place, now)
             x.refuse(_refusal(decision, x.entry.name))
 
     def _widest(self, engines: tuple[str, ...]) -> int:

@@ -65,6 +65,8 @@ class Refuse(NamedTuple):
     """Seconds."""
     waited: bool = False
     """It had been told to wait."""
+    expected: float = inf
+    """Seconds until its first token, as predicted when it came; infinite: not predicted."""
 
 
 Decision = Admit | Wait | Refuse
@@ -132,7 +134,7 @@ class Admission:
             again = min([b.again for b in books])
         self._drain(ask, room, now).came()
         reason = TOO_LONG if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
-        ahead = None
+        ahead, expected = None, inf
         if reason is None:
             ahead = self._tokens_ahead(ask, room)
             best = min(books[:FEW], key=lambda b: b.expects(ask, now))
@@ -150,7 +152,7 @@ class Admission:
                     self._look_at = now if put.evicted else min(self._look_at, self._next_look(room, again, now))
                     return Wait(room.position(ask), expected)
                 reason = put.reason or "queue_full"
-        return self._refuse(ask, reason, now, ahead=ahead)
+        return self._refuse(ask, reason, now, ahead=ahead, expected=expected)
 
     def due(self, now: float) -> list[tuple[Ask, Decision]]:
         """Those who waited and may go now, or must be refused."""
@@ -360,8 +362,17 @@ class Admission:
         self._turn += 1
         return Admit(books.name, bound)
 
-    def _refuse(self, ask: Ask, reason: str, now: float, *, waited: bool = False, ahead: float | None = None) -> Refuse:
-        """`ahead`: as of `_tokens_ahead`, where that was asked already."""
+    def _refuse(
+        self,
+        ask: Ask,
+        reason: str,
+        now: float,
+        *,
+        waited: bool = False,
+        ahead: float | None = None,
+        expected: float = inf,
+    ) -> Refuse:
+        """`ahead`: as of `_tokens_ahead`, where that was asked already. `expected`: as of `Refuse`."""
         ask.stage = _ENDED
         if reason == TOO_LONG:
             return Refuse(reason, NEVER, waited)
@@ -376,7 +387,7 @@ class Admission:
             patience=min(self.rules.wait[cls], self.rules.ttft[cls]),
             cls=cls,
         )
-        return Refuse(reason, slot, waited)
+        return Refuse(reason, slot, waited, expected)
 
     def _drain(self, ask: Ask, room: WaitingRoom, now: float) -> Drain:
         """Its model's, at the present time."""
