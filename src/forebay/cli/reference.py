@@ -56,7 +56,7 @@ _ENDS: Final = {
     Outcome.OVERLOADED: "Contention: connections, engines or the queue are full, or a promise could not be kept.",
     Outcome.QUOTA: "A quota is used up. *Not yet.*",
     Outcome.NO_ENGINE: "No engine can take it.",
-    Outcome.EXPIRED: "It waited past its deadline. *Not yet.*",
+    Outcome.EXPIRED: "It waited for its admission as long as its class may.",
     Outcome.CLIENT_GONE: "The client left before the end.",
     Outcome.CANCELLED: "`POST /v1/requests/{id}/cancel`.",
     Outcome.ENGINE_REFUSED: "The engine answered with a 4xx of its own, which was passed on.",

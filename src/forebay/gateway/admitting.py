@@ -21,7 +21,7 @@ from forebay.errors import Outcome, Refusal
 from forebay.gateway.explaining import AT_ONCE, Place, explain
 from forebay.gateway.prompts import prompts_of
 from forebay.gateway.tokens import TokenEstimates
-from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
+from forebay.policy.admission import DEADLINE, Admission, Admit, Decision, Refuse, Wait
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.engine_books import Facts, Report
 from forebay.policy.queue import QueueRules
@@ -37,7 +37,6 @@ _OK: Final = Outcome.OK  # reading a member off an Enum class is slow
 _WAITING: Final = Stage.WAITING
 REASONS: Final = {
     "slo": "The first token could not come in time: too much prefill is ahead of it",
-    "deadline": "It waited as long as it may, and no engine had room",
     "deadline_passed": "No time is left for another try",
     "shed_kv": "The engines' KV caches are nearly full",
     "shed_preempting": "The engines are preempting requests",
@@ -47,7 +46,7 @@ REASONS: Final = {
     "evicted": "Its place in the queue went to a request of a better class, or of a tenant with fewer",
     "reload": "The queue became smaller",
 }
-"""Why admission refuses, by code."""
+"""Why admission refuses, by code; whoever waited too long is told by `errors.waited_too_long`."""
 
 
 def rules_of(section: Section) -> Rules:
@@ -228,7 +227,10 @@ class Admitting:
             if x.front.explains:
                 expected = place.expected if place is not None else now - ask.arrival + decision.expected
                 explain(x.reply, expected, place, now)
-            x.refuse(_refusal(decision, x.entry.name))
+            if decision.reason == DEADLINE:
+                x.refuse(errors.waited_too_long(self.policy.rules.wait[ask.cls], decision.retry_after))
+            else:
+                x.refuse(_refusal(decision, x.entry.name))
 
     def _widest(self, engines: tuple[str, ...]) -> int:
         """Sequences that the largest of the engines runs at once. It takes more answers than that in turns."""

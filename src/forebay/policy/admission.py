@@ -43,6 +43,8 @@ TICK: Final = 0.001
 RECHARGE: Final = 0.05
 """Of what a tenant was charged for a request, by how much that must be wrong to be changed before its end."""
 TOO_LONG: Final = "too_long"
+DEADLINE: Final = "deadline"
+"""Why those are refused who have waited for as long as their class may."""
 LOOK_AFTER: Final = 0.001
 """Seconds between two looks at those who wait, at least, where nothing else happens."""
 
@@ -169,7 +171,7 @@ class Admission:
     def _serve(self, room: WaitingRoom, now: float, out: list[tuple[Ask, Decision]]) -> float:
         """When it may be worth another look if nothing else happens."""
         for ask in room.expire(now):
-            reason = "deadline" if now >= ask.arrival + self.rules.wait[ask.cls] else "slo"
+            reason = DEADLINE if now >= ask.arrival + self.rules.wait[ask.cls] else "slo"
             out.append((ask, self._refuse(ask, reason, now, waited=True)))
         while len(room):
             everyone = self.books.values()
