@@ -26,6 +26,7 @@ from forebay.policy.asks import Ask, Stage
 from forebay.policy.engine_books import Facts, Report
 from forebay.policy.queue import QueueRules
 from forebay.policy.rules import Rules
+from forebay.policy.scale import ScaleRules
 from forebay.policy.shed import ShedRules
 from forebay.policy.ttft import PrefillPrior
 
@@ -51,7 +52,8 @@ REASONS: Final = {
 
 def rules_of(section: Section) -> Rules:
     """What the configuration says, as the policy has it. Raises ValueError."""
-    ttft, wait, ceilings, queue, shed = section.ttft, section.wait, section.ceilings, section.queue, section.shed
+    ttft, wait, ceilings, queue = section.ttft, section.wait, section.ceilings, section.queue
+    shed, scale = section.shed, section.scale
     return Rules(
         ttft={Class.VIP: ttft.vip, Class.NORMAL: ttft.normal, Class.LOW: ttft.low},
         ttft_multiple=section.ttft_multiple,
@@ -66,6 +68,19 @@ def rules_of(section: Section) -> Rules:
             low_starvation_s=queue.low_starvation,
         ),
         shed=ShedRules(shed_at=shed.at, resume_at=shed.resume),
+        scale=ScaleRules(
+            every_s=scale.every,
+            up=scale.up,
+            down=scale.down,
+            least=scale.least,
+            most=scale.most,
+            up_over=scale.up_over,
+            down_under=scale.down_under,
+            target=scale.target,
+            settle_s=scale.settle,
+            least_replicas=scale.least_replicas,
+            most_replicas=scale.most_replicas,
+        ),
     )
 
 
@@ -279,6 +294,7 @@ def _facts(handle: Handle) -> Facts:
         kv_tokens=config.kv_tokens or report.kv_capacity_tokens,
         block_size=report.block_size or 16,
         max_num_seqs=config.max_num_seqs,
+        concurrency=config.concurrency,
         prefill=prior,
     )
 

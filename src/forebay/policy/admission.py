@@ -21,6 +21,7 @@ from forebay.policy.engine_books import EngineBooks, Facts, Report
 from forebay.policy.lengths import Lengths
 from forebay.policy.queue import WaitingRoom
 from forebay.policy.rules import Rules
+from forebay.policy.scale import Scaling
 
 MOST_ROOMS: Final = 1_024
 MOST_ASIDE: Final = 256
@@ -86,7 +87,7 @@ class Quote(NamedTuple):
 
 class Admission:
     """Mutable state: the books of each engine, a room of those who wait and a drain for each model, the length
-    statistics."""
+    statistics, how many engines would do."""
 
     def __init__(self, rules: Rules, engines: Mapping[str, Facts]) -> None:
         self.rules = rules
@@ -94,6 +95,7 @@ class Admission:
         self.rooms: dict[str, WaitingRoom] = {}
         self.books = {name: EngineBooks(name, facts, rules, self.lengths) for name, facts in engines.items()}
         self.drains: dict[str, Drain] = {}
+        self.scaling = Scaling(rules.scale)
         self._supplies: dict[str, tuple[float, Supply]] = {}
         self._aside: dict[str, EngineBooks] = {}
         self._lists: dict[tuple[str, ...], list[EngineBooks]] = {}
@@ -134,7 +136,7 @@ class Admission:
                 elif (found := self._place(ask, cls, books, now)) is not None:
                     return self._admit(ask, *found, room, now)
             again = min([b.again for b in books])
-        self._drain(ask, room, now).came()
+        self._drain(ask, room, now).came(_asks_for(ask))
         reason = TOO_LONG if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         ahead, expected = None, inf
         if reason is None:
@@ -261,6 +263,7 @@ class Admission:
         books = self.books.get(engine)
         if books is not None:
             books.report(report, now)
+            self.scaling.reported(books, self.books, self.rooms, self.drains, now)
             self._stir(now)
 
     def engine_gone(self, engine: str, now: float) -> list[Ask]:
@@ -292,6 +295,7 @@ class Admission:
         self.rules = rules
         for books in self.books.values():
             books.configure(rules, now)
+        self.scaling.configure(rules.scale)
         for room in self.rooms.values():
             for ask in room.rejudge(rules.queue, now):
                 self._put_out.append((ask, self._refuse(ask, "reload", now, waited=True)))
@@ -349,7 +353,7 @@ class Admission:
             cls = room.take(ask, now)
         else:
             cls = ask.cls
-            drain.came()
+            drain.came(_asks_for(ask))
         ask.stage = _ADMITTED
         ask.engine = books.name
         ask.admitted_at = now
@@ -409,7 +413,7 @@ class Admission:
         places = running = 0
         books = self._candidates(ask) or list(self.books.values())
         for b in books:
-            most = b.facts.max_num_seqs
+            most = b.cap
             size = b.kv.capacity_blocks * b.kv.block_size
             step, sequence, *_ = b.ttft.coefficients
             places += most
@@ -474,3 +478,8 @@ class Admission:
 
     def __repr__(self) -> str:
         return f"<Admission {[r for r in self.rooms.values() if len(r)]} {list(self.books.values())}>"
+
+
+def _asks_for(ask: Ask) -> int:
+    """Prompt tokens for which there might be more engines: `low` waits for idle ones."""
+    return 0 if ask.cls is _LOW else ask.prompt_tokens
