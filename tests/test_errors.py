@@ -129,7 +129,7 @@ VOCABULARY: dict[str, Row] = {
         "The queue is full.", Outcome.OVERLOADED, headers=after(3),
     ),
     "waited_too_long": Row(
-        errors.waited_too_long(30, 12), 429, "rate_limit_error", "deadline_exceeded",
+        errors.waited_too_long(30, 12), 429, "rate_limit_error", "deadline",
         "No engine became free within 30 s.", Outcome.EXPIRED, headers=after(12),
     ),
     "rate_limited": Row(

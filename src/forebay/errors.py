@@ -289,7 +289,7 @@ def overloaded(code: str, message: str, retry_after: float) -> Refusal:
 def waited_too_long(seconds: float, retry_after: float) -> Refusal:
     return Refusal(
         429,
-        "deadline_exceeded",
+        "deadline",
         f"No engine became free within {seconds:g} s.",
         outcome=Outcome.EXPIRED,
         headers=retry_headers(retry_after),

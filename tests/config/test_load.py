@@ -18,7 +18,7 @@ NAME = "a name of 1 to 128 characters: letters, digits and . _ : / @ + -, beginn
 ADDRESS = "an address is written host:port (port 0 to 65535), [v6]:port or unix:/absolute/path"
 ENGINE = (
     "name, url, kind, models, api_key, tls, max_connections, max_idle, health_interval, health_timeout, "
-    "unhealthy_after, max_num_seqs, max_num_batched_tokens, kv_tokens, prefill_tokens_per_s, decode_step"
+    "unhealthy_after, max_num_seqs, concurrency, max_num_batched_tokens, kv_tokens, prefill_tokens_per_s, decode_step"
 )
 DATABASE = "postgresql://user:password@host/name or sqlite:////path/forebay.db"
 ENV = {"PORT": "8000", "WORD": "hidden-in-the-environment", "EMPTY": "", "YAML": "x\nadmin: 0.0.0.0:1 # {a: [b"}
@@ -193,6 +193,10 @@ BAD = [
          "5: listeners[3].address: the address is taken: listeners[2].address on line 4 is unix:/a (found 'unix:/a')"]),
     Bad("admin on a listener", "admin: localhost:8080\n",
         ["1: admin: the address is taken: listeners[0].address by default is 127.0.0.1:8080 (found 'localhost:8080')"]),
+    Bad("soft cap", "engines:\n  - {name: a, url: http://h, max_num_seqs: 8, concurrency: 9}\n",
+        ["2: engines[0]: concurrency must not be more than max_num_seqs (8) (found a mapping)"]),
+    Bad("scale", "admission:\n  scale: {least_replicas: 3, most_replicas: 2, most: 0.5}\n",
+        ["2: admission.scale.most: out of range (found 0.5; allowed a number from 1 to 100)"]),
     Bad("any key", "listeners:\n  - address: 0.0.0.0:80\ncallers:\n  anonymous:\n    any_key: true\n",
         ["5: callers.anonymous.any_key: any_key needs callers.anonymous.enabled: true",
          "5: callers.anonymous.any_key: any_key is for loopback listeners only, "

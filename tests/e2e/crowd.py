@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from e2e.client import new_id
+from e2e.engine import RawEngine
 from e2e.gateway import Gateway
 from engine_process import EngineProcess
 from waiting import eventually
@@ -222,7 +223,7 @@ PATIENT = {"vip": 30.0, "normal": 30.0, "low": 30.0}
 
 @contextlib.contextmanager
 def house(
-    *engines: EngineProcess | Liar,
+    *engines: EngineProcess | Liar | RawEngine,
     admission: dict[str, Any] | None = None,
     of_each: dict[str, Any] | None = None,
     **more: Any,

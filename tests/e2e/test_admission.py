@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -168,11 +169,17 @@ def test_whoever_waits_too_long_is_told_when_to_come_back(crowd: Crowd, narrow: 
         late = await crowd.ask()
         return await first, late
 
+    expired = partial(crowd.gateway.metric, "forebay_requests_total", outcome="expired")
+    before = expired()
     try:
         first, late = asyncio.run(scenario())
     finally:
         hup(crowd.gateway, {})
     assert first.ok
+    assert json.loads(late.body)["error"]["message"] == "No engine became free within 0.5 s."
+    assert expired() == before + 1
+    line = crowd.gateway.logged(late.id)
+    assert (line["outcome"], line["code"], line["status"]) == ("expired", "deadline", 429)
     assert (late.status, late.reason) == (429, "deadline")
     assert 0.5 <= late.head - late.sent < 1.0
     assert 1 <= late.retry_after <= 60

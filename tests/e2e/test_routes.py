@@ -135,7 +135,8 @@ def test_cors_of_answers(gateway: Gateway, body: object, key: str | None, status
     """On refusals too: a page must be able to read why."""
     answer = gateway.ask(body, key=key, Origin=ORIGIN)
     assert (answer.status, answer.get("access-control-allow-origin")) == (status, ORIGIN)
-    assert "x-request-id" in (answer.get("access-control-expose-headers") or "")
+    exposed = (answer.get("access-control-expose-headers") or "").split(", ")
+    assert {"x-request-id", "retry-after", "x-forebay-reason", "forebay-predicted-ttft-ms"} <= set(exposed)
     assert "origin" in (answer.get("vary") or "").lower()
     assert gateway.ask(body, key=key, Origin="https://evil.example").get("access-control-allow-origin") is None
 

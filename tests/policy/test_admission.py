@@ -89,6 +89,7 @@ def test_a_promise_that_cannot_be_kept_is_refused_at_once(ask: Asks) -> None:
     assert isinstance(decision, Refuse)
     assert (decision.reason, decision.waited) == ("slo", False)
     assert decision.retry_after >= 1
+    assert decision.expected == pytest.approx(2.2)  # prefill, and its steps
 
 
 def test_a_prompt_that_is_long_by_itself_is_held_to_a_multiple_of_its_prefill(ask: Asks) -> None:
@@ -206,7 +207,7 @@ def test_an_engine_that_preempts_is_over_the_line_already(ask: Asks) -> None:
         admission.on_report("a", Report(preemptions=6 + i), 0.25 * (i + 1))
     refused = admission.offer(ask(1.0), 1.0)
     assert isinstance(refused, Refuse)
-    assert refused.reason == "shed_preempting"
+    assert (refused.reason, refused.expected) == ("shed_preempting", inf)
     vip = ask(1.0, cls=Class.VIP)
     assert isinstance(admission.offer(vip, 1.0), Admit)
     admission.on_first_token(vip, 1.1)

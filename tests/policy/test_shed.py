@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from math import ceil, inf, nan
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.policy.asks import Class
-from forebay.policy.shed import Scale, ScaleRules, Shedder, ShedRules
+from forebay.policy.shed import Shedder, ShedRules
 
 VIP, NORMAL, LOW = Class.VIP, Class.NORMAL, Class.LOW
 
@@ -141,67 +141,7 @@ def test_a_reload_keeps_the_level_and_judges_anew() -> None:
     assert s.ceiling(LOW) == pytest.approx(0.1 * (1 - 0.3 * 0.25))
 
 
-# --- scale ------------------------------------------------------------------------------------------------------------
-
-
-def factors(scale: Scale, waiting: list[int], every: float = 60.0, cap: int = 10, **more: Any) -> list[float]:
-    return [scale.check("e", n, cap, every * (i + 1), **more) for i, n in enumerate(waiting)]
-
-
-def test_the_factor_moves_once_a_minute_within_its_bounds() -> None:
-    scale = Scale(ScaleRules())
-    assert scale.check("e", 1_000, 10, 0.0) == 1.0
-    assert factors(scale, [51, 51, 51, 51, 51, 51]) == [1.2, 1.4, 1.6, 1.8, 2.0, 2.0]
-    assert scale.check("e", 0, 10, 361.0) == 2.0
-    scale = Scale(ScaleRules())
-    scale.check("e", 0, 10, 0.0)
-    assert factors(scale, [9] * 7) == [0.9, 0.8, 0.7, 0.6, 0.5, 0.5, 0.5]
-    assert scale.factor("e") == 0.5
-    assert repr(scale) == "<Scale of 1 engines, 1 desired: e ×0.5>"
-    scale.forget("e")
-    assert scale.factor("e") == 1.0
-
-
-def test_between_one_and_five_times_the_cap_it_stays() -> None:
-    scale = Scale(ScaleRules())
-    scale.check("e", 0, 10, 0.0)
-    assert factors(scale, [10, 50, 30]) == [1.0] * 3
-
-
-def test_a_strained_engine_is_not_handed_more() -> None:
-    scale = Scale(ScaleRules())
-    scale.check("e", 0, 10, 0.0)
-    assert factors(scale, [500, 500], strained=True) == [1.0, 1.0]
-    assert scale.check("e", 0, 10, 180.0, strained=True) == 0.9
-
-
-def test_engines_are_apart_and_bounded() -> None:
-    scale = Scale(ScaleRules(engines=3))
-    for i in range(10):
-        scale.check(f"e{i}", 0, 10, 0.0)
-    assert repr(scale) == "<Scale of 3 engines, 1 desired>"
-    assert scale.check("e9", 999, 10, 60.0) == 1.2
-    assert scale.factor("e8") == 1.0
-
-
-def test_more_replicas_are_desired_at_once_and_fewer_later() -> None:
-    scale = Scale(ScaleRules())
-    assert scale.desired_replicas(1.6, 0.0, 0.0) == 2
-    assert scale.desired_replicas(1.61, 0.0, 1.0) == 3
-    assert scale.desired_replicas(1.6, 1.6, 2.0) == 4
-    assert scale.desired_replicas(0.0, 0.0, 302.0) == 4
-    assert scale.desired_replicas(0.0, 0.0, 302.1) == 1
-    assert scale.desired_replicas(inf, nan, 303.0) == 256
-
-
-@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0, 60)), min_size=1, max_size=60))
-def test_the_replicas_are_the_most_of_the_window(uses: list[tuple[float, float]]) -> None:
-    scale = Scale(ScaleRules())
-    now, seen = 0.0, []
-    for used, passed in uses:
-        now += passed
-        seen.append((now, max(1, ceil(used / 0.8 - 1e-9))))
-        assert scale.desired_replicas(used, 0.0, now) == max(n for t, n in seen if t >= now - 300)
+# --- rules ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,21 +160,3 @@ def test_the_replicas_are_the_most_of_the_window(uses: list[tuple[float, float]]
 def test_shed_rules_that_contradict_themselves_are_refused_by_name(rules: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         ShedRules(**rules)
-
-
-@pytest.mark.parametrize(
-    ("rules", "field"),
-    [
-        ({"every_s": 0.0}, "every_s"),
-        ({"target": inf}, "target"),
-        ({"least": 1.5}, "least"),
-        ({"most": 0.9}, "most"),
-        ({"down_under": 6.0}, "down_under"),
-        ({"settle_s": -1.0}, "settle_s"),
-        ({"least_replicas": 300}, "least_replicas"),
-        ({"engines": 0}, "engines"),
-    ],
-)
-def test_scale_rules_that_contradict_themselves_are_refused_by_name(rules: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValueError, match=field):
-        ScaleRules(**rules)

@@ -16,13 +16,15 @@ from forebay.policy.engine_books import Facts, Report
 from forebay.policy.queue import QueueRules
 from forebay.policy.recording import Call, Recording, Stop
 from forebay.policy.rules import Rules
+from forebay.policy.scale import ScaleRules
 from forebay.policy.ttft import PrefillPrior
 
 PRIOR = PrefillPrior(
     base_s=0.02, per_token_s=1e-4, per_token_context_s=1e-9, decode_step_s=0.02, per_sequence_s=1e-4, budget_tokens=2048
 )
 FACTS = Facts(kv_tokens=30_000, block_size=16, max_num_seqs=24, prefill=PRIOR)
-RULES = Rules(queue=QueueRules(requests=20, low_starvation_s=0.8), wait=dict.fromkeys(Class, 2.0))
+SCALE = ScaleRules(every_s=0.5, up_over=0.2, down_under=0.1)
+RULES = Rules(scale=SCALE, queue=QueueRules(requests=20, low_starvation_s=0.8), wait=dict.fromkeys(Class, 2.0))
 
 
 class Lines:
@@ -63,7 +65,7 @@ class Run:
 
     def go(self, seconds: float) -> Lines:
         dice, policy = self.dice, self.policy
-        policy.engine_here("a", FACTS, self.now)
+        policy.engine_here("a", replace(FACTS, concurrency=8), self.now)
         policy.engine_here("b", replace(FACTS, kv_tokens=None), self.now)
         end = self.now + seconds
         report_at, fault_at, gone = self.now, self.now + seconds / 5, False

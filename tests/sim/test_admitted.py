@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from forebay.policy.rules import Rules
 from forebay.sim.admitted import Admitted, facts_of
-from forebay.sim.cluster import Cluster, LeastRequests
+from forebay.sim.cluster import Cluster, Engine, LeastRequests
 from forebay.sim.engine import EngineModel
+from forebay.sim.jobs import Job
 from forebay.sim.rates import RateStepTime
 from forebay.sim.results import Outcome
 from forebay.sim.settings import EngineSettings
@@ -119,6 +121,50 @@ def test_prefill_is_paced_so_that_answers_keep_their_tpot(tpot: float, share: fl
     assert len(paced) >= share * len(free)  # no further than it must
     if tpot < 0.05:
         assert sum(t <= tpot for t in free) < 0.5 * len(free)
+
+
+class Watched(Admitted):
+    """Remembers how many engines were desired at the end of the load, and the soft cap of the first."""
+
+    def on_report(self, engine: int, model: Engine, jobs: Mapping[int, Job], now: float) -> None:
+        super().on_report(engine, model, jobs, now)
+        if now <= 120:
+            self.desired = self.admission.scaling.desired("")
+            self.cap = self.admission.books["0"].cap
+
+
+def watched(rate: float, engines: int, concurrency: int | None = None) -> tuple[Watched, Cluster]:
+    policy = Watched(Rules(), [replace(FACTS, concurrency=concurrency)] * engines)
+    cluster = Cluster(
+        lambda listener, i: EngineModel(SETTINGS, STEPS, listener, name=i),
+        engines,
+        policy,
+        max_model_len=SETTINGS.max_model_len,
+    )
+    load = f"poisson:rate={rate},duration=120,prompt=lognormal(400;0.6),output=lognormal(100;0.5)"
+    cluster.run(open_workload(load).asks())
+    return policy, cluster
+
+
+def answered(cluster: Cluster) -> float:
+    outcomes = cluster.record.requests.outcome
+    return sum(o == Outcome.FINISHED for o in outcomes) / len(outcomes)
+
+
+def test_as_many_engines_are_desired_as_carry_the_load_however_many_there_are() -> None:
+    few, scarce = watched(20, 1)
+    assert answered(scarce) < 0.6
+    enough = watched(20, 3)[0].desired
+    assert abs(few.desired - enough) <= 1
+    assert few.desired > 1
+    _, cluster = watched(20, few.desired)
+    assert answered(cluster) > 0.98
+    assert watched(5, 4)[0].desired == 1
+
+
+def test_a_soft_cap_rises_while_many_wait() -> None:
+    policy, _ = watched(40, 1, concurrency=4)
+    assert policy.cap == 5  # 4 × 1.2 for 60 s, then × 1.4
 
 
 @examples(max_examples=40, deadline=None)

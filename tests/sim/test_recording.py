@@ -78,6 +78,15 @@ def test_any_run_is_decided_the_same_again(tmp_path_factory: pytest.TempPathFact
     assert verdict(path)[0].different == 0
 
 
+def test_caps_and_replicas_move_the_same_again(tmp_path: Path) -> None:
+    run = Run(7)
+    replay = Replay(Tape(run.go(10).save(tmp_path / "run.jsonl")))
+    caps = {played.live.at: replay.policy.books["a"].cap for played in replay if "a" in replay.policy.books}
+    assert len(set(caps.values())) > 2
+    assert repr(replay.policy.scaling) == repr(run.policy.scaling)
+    assert [b.factor.value for b in replay.policy.books.values()] == [b.factor.value for b in run.policy.books.values()]
+
+
 def test_an_admission_decides_the_same_whether_it_is_recorded_or_not() -> None:
     recorded, silent = Run(3), Run(3)
     silent.sink.open = False

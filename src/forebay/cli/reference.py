@@ -56,7 +56,7 @@ _ENDS: Final = {
     Outcome.OVERLOADED: "Contention: connections, engines or the queue are full, or a promise could not be kept.",
     Outcome.QUOTA: "A quota is used up. *Not yet.*",
     Outcome.NO_ENGINE: "No engine can take it.",
-    Outcome.EXPIRED: "It waited past its deadline. *Not yet.*",
+    Outcome.EXPIRED: "It waited for its admission as long as its class may.",
     Outcome.CLIENT_GONE: "The client left before the end.",
     Outcome.CANCELLED: "`POST /v1/requests/{id}/cancel`.",
     Outcome.ENGINE_REFUSED: "The engine answered with a 4xx of its own, which was passed on.",
@@ -136,6 +136,7 @@ def _headers() -> Iterator[str]:
 | `X-Request-Id` | 1 to {forwarding.MAX_ID} letters, digits or `._:-`: used as it is; otherwise an id is made. It goes to the engine, into the log and back to the client. |
 | `X-Priority`, `X-User-Tier` | The request's class: {classes}. Lowers the key's class; raises it only where the key may. The lower one of two counts; another word is 400. |
 | `X-Forwarded-For` | Believed of `trusted_proxies`; decides whose failed keys are counted. |
+| `Forebay-Explain: admission` | The answer is to say what admission decided: see `Forebay-*` below. A list of names; others are passed over. |
 | `Expect: 100-continue` | Answered once key and head are found good. |
 
 To an engine go all headers of the client but these, hop-by-hop headers and names listed in `Connection`:
@@ -151,6 +152,9 @@ To an engine go all headers of the client but these, hop-by-hop headers and name
 | `X-Forebay-Reason` | On every refusal of the gateway: its code. An engine's own 4xx has none. |
 | `Retry-After` | Whole seconds, at most {errors.MAX_RETRY_AFTER}. |
 | `X-Should-Retry: false` | The OpenAI SDKs then do not try again. |
+| `Forebay-Predicted-TTFT-Ms` | Where `Forebay-Explain` asks and admission is enabled: milliseconds from its arrival within which its first token was promised when it was admitted. On a refusal: what was predicted when it came, where something was. |
+| `Forebay-Queue-Position` | The same: how many were ahead of it when it came to wait; 0 where it went at once. Not on a refusal at the door. |
+| `Forebay-Waited-Ms` | The same: milliseconds that it waited for its admission. |
 | `Allow`, `WWW-Authenticate` | With 405 and 401. |
 | `Access-Control-*` | For the origins in `cors.origins`. |
 

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from forebay.config.section import Seconds, Section, clash
 
 Share = Annotated[float, Field(gt=0, le=1)]
+Factor = Annotated[float, Field(gt=0, le=10)]
+Multiple = Annotated[float, Field(ge=0, le=1_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -84,6 +86,41 @@ class Shed(Section):
         return self
 
 
+class Scale(Section):
+    """How the soft caps of engines (`engines[].concurrency`) move, and how many engines are desired."""
+
+    every: Seconds = 60.0
+    """Seconds between two checks of an engine's cap."""
+    up: Factor = 0.2
+    """What a cap's factor rises by while many wait."""
+    down: Factor = 0.1
+    """What it falls by while few do, or the engine preempts."""
+    least: Share = 0.5
+    """Least factor: of an engine that goes on preempting."""
+    most: Annotated[float, Field(ge=1, le=100)] = 2.0
+    """Greatest factor. The cap never gets over max_num_seqs."""
+    up_over: Multiple = 5.0
+    """Times the cap that must wait for the factor to rise."""
+    down_under: Multiple = 1.0
+    """Times the cap under which it falls, though not under 1."""
+    target: Share = 0.8
+    """Share of an engine's capacity that is to be in use: what replicas are desired by."""
+    settle: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+    """Seconds for which fewer replicas must do before fewer are desired."""
+    least_replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
+    """Fewest that are desired of a model."""
+    most_replicas: Annotated[int, Field(ge=1, le=10_000)] = 256
+    """Most that are desired."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Scale:
+        if self.down_under > self.up_over:
+            raise clash("down_under must not be more than up_over")
+        if self.least_replicas > self.most_replicas:
+            raise clash("least_replicas must not be more than most_replicas")
+        return self
+
+
 class Admission(Section):
     enabled: bool = False
     """Decide over every request: now, later or not at all. False: every request goes on at once."""
@@ -101,6 +138,8 @@ class Admission(Section):
     """Who may wait."""
     shed: Shed = Shed()
     """When to refuse at once."""
+    scale: Scale = Scale()
+    """Soft caps, and replicas for autoscalers."""
     report_interval: Seconds = 0.25
     """Seconds between two looks at an engine's metrics."""
     record: Path | None = None

@@ -166,6 +166,9 @@ class Engine(Section):
     """Consecutive failed checks before it is taken out."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Sequences it runs at once (vLLM: --max-num-seqs); admission sends no more."""
+    concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Sequences it is to run at once while the queue is short: a soft cap that admission.scale moves, up to
+    max_num_seqs. None: no such cap."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = 2_048
     """Tokens of one of its steps (vLLM: --max-num-batched-tokens)."""
     kv_tokens: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
@@ -195,6 +198,12 @@ class Engine(Section):
         if port == 0:
             raise ValueError("an engine's url has a port from 1 to 65535")
         return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _within_the_engine(self) -> Engine:
+        if self.concurrency is not None and self.concurrency > self.max_num_seqs:
+            raise _clash(f"concurrency must not be more than max_num_seqs ({self.max_num_seqs:,})")
+        return self
 
     @field_validator("api_key")
     @classmethod

@@ -1,7 +1,7 @@
 """Admission in the gateway: tells `policy.admission` what happens, and wakes whom it lets go.
 
-One timer, set for what the policy wants next; nothing polls. Mutable state: the policy, the exchanges that wait by the
-policy's key, and which engines it knows.
+One timer, set for what the policy wants next; nothing polls. Mutable state: the policy, where those who wait stood at
+first by the policy's key, and which engines it knows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
 from forebay.counters import counters
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.explaining import AT_ONCE, Place, explain
 from forebay.gateway.prompts import prompts_of
 from forebay.gateway.tokens import TokenEstimates
-from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
+from forebay.policy.admission import DEADLINE, Admission, Admit, Decision, Refuse, Wait
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.engine_books import Facts, Report
 from forebay.policy.queue import QueueRules
 from forebay.policy.rules import Rules
+from forebay.policy.scale import ScaleRules
 from forebay.policy.shed import ShedRules
 from forebay.policy.ttft import PrefillPrior
 
@@ -36,7 +38,6 @@ _OK: Final = Outcome.OK  # reading a member off an Enum class is slow
 _WAITING: Final = Stage.WAITING
 REASONS: Final = {
     "slo": "The first token could not come in time: too much prefill is ahead of it",
-    "deadline": "It waited as long as it may, and no engine had room",
     "deadline_passed": "No time is left for another try",
     "shed_kv": "The engines' KV caches are nearly full",
     "shed_preempting": "The engines are preempting requests",
@@ -46,12 +47,13 @@ REASONS: Final = {
     "evicted": "Its place in the queue went to a request of a better class, or of a tenant with fewer",
     "reload": "The queue became smaller",
 }
-"""Why admission refuses, by code."""
+"""Why admission refuses, by code; whoever waited too long is told by `errors.waited_too_long`."""
 
 
 def rules_of(section: Section) -> Rules:
     """What the configuration says, as the policy has it. Raises ValueError."""
-    ttft, wait, ceilings, queue, shed = section.ttft, section.wait, section.ceilings, section.queue, section.shed
+    ttft, wait, ceilings, queue = section.ttft, section.wait, section.ceilings, section.queue
+    shed, scale = section.shed, section.scale
     return Rules(
         ttft={Class.VIP: ttft.vip, Class.NORMAL: ttft.normal, Class.LOW: ttft.low},
         ttft_multiple=section.ttft_multiple,
@@ -66,6 +68,19 @@ def rules_of(section: Section) -> Rules:
             low_starvation_s=queue.low_starvation,
         ),
         shed=ShedRules(shed_at=shed.at, resume_at=shed.resume),
+        scale=ScaleRules(
+            every_s=scale.every,
+            up=scale.up,
+            down=scale.down,
+            least=scale.least,
+            most=scale.most,
+            up_over=scale.up_over,
+            down_under=scale.down_under,
+            target=scale.target,
+            settle_s=scale.settle,
+            least_replicas=scale.least_replicas,
+            most_replicas=scale.most_replicas,
+        ),
     )
 
 
@@ -78,7 +93,7 @@ class Admitting:
         self.tokens = TokenEstimates()
         self._loop = loop
         self._keys = 0
-        self._waiting: dict[int, Exchange] = {}
+        self._waiting: dict[int, Place] = {}
         self._streams: dict[int, Exchange] = {}
         self._handles: dict[str, Handle] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -121,6 +136,8 @@ class Admitting:
         decision = self.policy.offer(ask, now)
         if type(decision) is Admit:
             self._admits[front.class_].add()
+            if front.explains:
+                explain(x.reply, now - ask.arrival + decision.bound, AT_ONCE, now)
             x.dispatch(decision.engine)
         else:
             self._carry_out(x, ask, decision, now)
@@ -210,18 +227,25 @@ class Admitting:
 
     def _carry_out(self, x: Exchange, ask: Ask, decision: Decision, now: float) -> None:
         cls = ask.cls.value
+        place = self._waiting.pop(ask.key, None)
         if isinstance(decision, Admit):
-            self._waiting.pop(ask.key, None)
             self.decisions.series(cls, "admit").add()
+            if x.front.explains:
+                explain(x.reply, now - ask.arrival + decision.bound, place, now)
             x.dispatch(decision.engine)
         elif isinstance(decision, Wait):
             self.decisions.series(cls, "wait").add()
-            self._waiting[ask.key] = x
+            self._waiting[ask.key] = Place(decision.position, now, now - ask.arrival + decision.expected)
             x.queued()
         else:
-            self._waiting.pop(ask.key, None)
             self.decisions.series(cls, decision.reason).add()
-            x.refuse(_refusal(decision, x.entry.name))
+            if x.front.explains:
+                expected = place.expected if place is not None else now - ask.arrival + decision.expected
+                explain(x.reply, expected, place, now)
+            if decision.reason == DEADLINE:
+                x.refuse(errors.waited_too_long(self.policy.rules.wait[ask.cls], decision.retry_after))
+            else:
+                x.refuse(_refusal(decision, x.entry.name))
 
     def _widest(self, engines: tuple[str, ...]) -> int:
         """Sequences that the largest of the engines runs at once. It takes more answers than that in turns."""
@@ -270,6 +294,7 @@ def _facts(handle: Handle) -> Facts:
         kv_tokens=config.kv_tokens or report.kv_capacity_tokens,
         block_size=report.block_size or 16,
         max_num_seqs=config.max_num_seqs,
+        concurrency=config.concurrency,
         prefill=prior,
     )
 

@@ -18,6 +18,7 @@ from forebay.errors import Outcome, Refusal
 from forebay.gateway.admitting import Admitting
 from forebay.gateway.callers import Caller, Callers
 from forebay.gateway.exchange import Exchange
+from forebay.gateway.explaining import TOLD, asks_for
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.forwarding import RequestIds, given_id, upstream_block
 from forebay.gateway.front import Answer, Front
@@ -37,7 +38,7 @@ _REQUESTS: Final = b"/v1/requests/"
 _CANCEL: Final = b"/cancel"
 _NOBODY: Final = b'"key":"-","org":"-"'
 _JSON: Final = b"content-type: application/json\r\n"
-_EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-forebay-reason"
+_EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-forebay-reason, " + b", ".join(sorted(TOLD))
 _OK: Final = Outcome.OK
 
 
@@ -149,8 +150,10 @@ class Gateway:
         caller = self.callers.identify(request, self.ticker.now)
         class_ = caller.class_of(request)
         if route is not None:
-            block = upstream_block(request)
-            return Front(generation, given, cors, caller=caller, class_=class_, route=route, block=block)
+            block, explains = upstream_block(request), asks_for(request)
+            return Front(
+                generation, given, cors, caller=caller, class_=class_, route=route, block=block, explains=explains
+            )
         if path == MODELS or path.startswith(MODELS + b"/"):
             _require_method(request, b"GET", b"HEAD")
             answer = self._models

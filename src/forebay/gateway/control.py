@@ -150,6 +150,19 @@ class Control:
         for name, text, values in rows:
             labelled = [((b.name,), v) for b, v in zip(books, values, strict=True)]
             yield gauge(name, text, ("engine",), labelled)
+        yield gauge(
+            "forebay_engine_scale_factor",
+            "What an engine's concurrency is multiplied by, where it has one.",
+            ("engine",),
+            [((b.name,), b.factor.value) for b in books if b.facts.concurrency is not None],
+        )
+        models = {entry.target for entry in self._gateway.fleet.catalog.values()} | policy.scaling.models.keys()
+        yield gauge(
+            "forebay_desired_replicas",
+            "Engines of a model that would carry its load.",
+            ("model",),
+            [((model,), float(policy.scaling.desired(model))) for model in sorted(models)],
+        )
 
     def _wire(self) -> Iterable[FamilySnapshot]:
         c = self._server.counters

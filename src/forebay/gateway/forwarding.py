@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from forebay.gateway.explaining import ASKED, TOLD
 from forebay.wire.head import HOP_BY_HOP, Header, connection_names
 from forebay.wire.message import Request
 
@@ -29,34 +30,39 @@ _NOT_UPSTREAM: Final = HOP_BY_HOP | {
     b"accept-encoding",
     b"expect",
     b"x-request-id",
-    # The class is the gateway's business.
+    # The class, and what the gateway says of itself, are its own business.
     b"x-priority",
     b"x-user-tier",
+    ASKED,
 }
-_NOT_DOWNSTREAM: Final = HOP_BY_HOP | {
-    b"content-length",
-    b"content-encoding",
-    b"date",
-    b"server",
-    b"x-request-id",
-    b"vary",
-    b"set-cookie",
-    b"alt-svc",
-    b"clear-site-data",
-    b"refresh",
-    b"www-authenticate",
-    b"location",
-    b"proxy-status",
-    b"x-forebay-reason",
-    b"access-control-allow-private-network",
-    b"strict-transport-security",
-    b"access-control-allow-origin",
-    b"access-control-allow-credentials",
-    b"access-control-allow-headers",
-    b"access-control-allow-methods",
-    b"access-control-expose-headers",
-    b"access-control-max-age",
-}
+_NOT_DOWNSTREAM: Final = (
+    HOP_BY_HOP
+    | TOLD
+    | {
+        b"content-length",
+        b"content-encoding",
+        b"date",
+        b"server",
+        b"x-request-id",
+        b"vary",
+        b"set-cookie",
+        b"alt-svc",
+        b"clear-site-data",
+        b"refresh",
+        b"www-authenticate",
+        b"location",
+        b"proxy-status",
+        b"x-forebay-reason",
+        b"access-control-allow-private-network",
+        b"strict-transport-security",
+        b"access-control-allow-origin",
+        b"access-control-allow-credentials",
+        b"access-control-allow-headers",
+        b"access-control-allow-methods",
+        b"access-control-expose-headers",
+        b"access-control-max-age",
+    }
+)
 _PLAIN_CONNECTION: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 _ID_CHARS: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 MAX_ID: Final = 128

@@ -26,6 +26,7 @@ class Front:
         "class_",
         "cors",
         "entry",
+        "explains",
         "generation",
         "given_id",
         "limited",
@@ -43,6 +44,7 @@ class Front:
         class_: Class = Class.LOW,
         route: Route = CHAT,
         block: bytes = b"",
+        explains: bool = False,
         answer: Callable[[Request], Answer] | None = None,
     ) -> None:
         self.generation = generation
@@ -52,6 +54,8 @@ class Front:
         self.class_ = class_
         self.route = route
         self.block = block
+        self.explains = explains
+        """Whether its answers are to say what admission decided."""
         self.answer = answer
         self.limited = caller is not None and caller.expires != float("inf")
         self.entry: Entry | None = None

@@ -21,6 +21,7 @@ from forebay.policy.engine_books import EngineBooks, Facts, Report
 from forebay.policy.lengths import Lengths
 from forebay.policy.queue import WaitingRoom
 from forebay.policy.rules import Rules
+from forebay.policy.scale import Scaling
 
 MOST_ROOMS: Final = 1_024
 MOST_ASIDE: Final = 256
@@ -43,6 +44,8 @@ TICK: Final = 0.001
 RECHARGE: Final = 0.05
 """Of what a tenant was charged for a request, by how much that must be wrong to be changed before its end."""
 TOO_LONG: Final = "too_long"
+DEADLINE: Final = "deadline"
+"""Why those are refused who have waited for as long as their class may."""
 LOOK_AFTER: Final = 0.001
 """Seconds between two looks at those who wait, at least, where nothing else happens."""
 
@@ -65,6 +68,8 @@ class Refuse(NamedTuple):
     """Seconds."""
     waited: bool = False
     """It had been told to wait."""
+    expected: float = inf
+    """Seconds until its first token, as predicted when it came; infinite: not predicted."""
 
 
 Decision = Admit | Wait | Refuse
@@ -82,7 +87,7 @@ class Quote(NamedTuple):
 
 class Admission:
     """Mutable state: the books of each engine, a room of those who wait and a drain for each model, the length
-    statistics."""
+    statistics, how many engines would do."""
 
     def __init__(self, rules: Rules, engines: Mapping[str, Facts]) -> None:
         self.rules = rules
@@ -90,6 +95,7 @@ class Admission:
         self.rooms: dict[str, WaitingRoom] = {}
         self.books = {name: EngineBooks(name, facts, rules, self.lengths) for name, facts in engines.items()}
         self.drains: dict[str, Drain] = {}
+        self.scaling = Scaling(rules.scale)
         self._supplies: dict[str, tuple[float, Supply]] = {}
         self._aside: dict[str, EngineBooks] = {}
         self._lists: dict[tuple[str, ...], list[EngineBooks]] = {}
@@ -130,9 +136,9 @@ class Admission:
                 elif (found := self._place(ask, cls, books, now)) is not None:
                     return self._admit(ask, *found, room, now)
             again = min([b.again for b in books])
-        self._drain(ask, room, now).came()
+        self._drain(ask, room, now).came(_asks_for(ask))
         reason = TOO_LONG if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
-        ahead = None
+        ahead, expected = None, inf
         if reason is None:
             best = min(books[:FEW], key=lambda b: b.expects(ask, now))
             due = ask.arrival + best.promise(ask)
@@ -152,7 +158,7 @@ class Admission:
                     self._look_at = now if put.evicted else min(self._look_at, self._next_look(room, again, now))
                     return Wait(room.position(ask) if put.evicted else position, expected)
                 reason = put.reason or "queue_full"
-        return self._refuse(ask, reason, now, ahead=ahead)
+        return self._refuse(ask, reason, now, ahead=ahead, expected=expected)
 
     def due(self, now: float) -> list[tuple[Ask, Decision]]:
         """Those who waited and may go now, or must be refused."""
@@ -169,7 +175,7 @@ class Admission:
     def _serve(self, room: WaitingRoom, now: float, out: list[tuple[Ask, Decision]]) -> float:
         """When it may be worth another look if nothing else happens."""
         for ask in room.expire(now):
-            reason = "deadline" if now >= ask.arrival + self.rules.wait[ask.cls] else "slo"
+            reason = DEADLINE if now >= ask.arrival + self.rules.wait[ask.cls] else "slo"
             out.append((ask, self._refuse(ask, reason, now, waited=True)))
         while len(room):
             everyone = self.books.values()
@@ -259,6 +265,7 @@ class Admission:
         books = self.books.get(engine)
         if books is not None:
             books.report(report, now)
+            self.scaling.reported(books, self.books, self.rooms, self.drains, now)
             self._stir(now)
 
     def engine_gone(self, engine: str, now: float) -> list[Ask]:
@@ -290,6 +297,7 @@ class Admission:
         self.rules = rules
         for books in self.books.values():
             books.configure(rules, now)
+        self.scaling.configure(rules.scale)
         for room in self.rooms.values():
             for ask in room.rejudge(rules.queue, now):
                 self._put_out.append((ask, self._refuse(ask, "reload", now, waited=True)))
@@ -347,7 +355,7 @@ class Admission:
             cls = room.take(ask, now)
         else:
             cls = ask.cls
-            drain.came()
+            drain.came(_asks_for(ask))
         ask.stage = _ADMITTED
         ask.engine = books.name
         ask.admitted_at = now
@@ -362,8 +370,17 @@ class Admission:
         self._turn += 1
         return Admit(books.name, bound)
 
-    def _refuse(self, ask: Ask, reason: str, now: float, *, waited: bool = False, ahead: float | None = None) -> Refuse:
-        """`ahead`: as of `_tokens_ahead`, where that was asked already."""
+    def _refuse(
+        self,
+        ask: Ask,
+        reason: str,
+        now: float,
+        *,
+        waited: bool = False,
+        ahead: float | None = None,
+        expected: float = inf,
+    ) -> Refuse:
+        """`ahead`: as of `_tokens_ahead`, where that was asked already. `expected`: as of `Refuse`."""
         ask.stage = _ENDED
         if reason == TOO_LONG:
             return Refuse(reason, NEVER, waited)
@@ -378,7 +395,7 @@ class Admission:
             patience=min(self.rules.wait[cls], self.rules.ttft[cls]),
             cls=cls,
         )
-        return Refuse(reason, slot, waited)
+        return Refuse(reason, slot, waited, expected)
 
     def _drain(self, ask: Ask, room: WaitingRoom, now: float) -> Drain:
         """Its model's, at the present time."""
@@ -398,7 +415,7 @@ class Admission:
         places = running = 0
         books = self._candidates(ask) or list(self.books.values())
         for b in books:
-            most = b.facts.max_num_seqs
+            most = b.cap
             size = b.kv.capacity_blocks * b.kv.block_size
             step, sequence, *_ = b.ttft.coefficients
             places += most
@@ -463,3 +480,8 @@ class Admission:
 
     def __repr__(self) -> str:
         return f"<Admission {[r for r in self.rooms.values() if len(r)]} {list(self.books.values())}>"
+
+
+def _asks_for(ask: Ask) -> int:
+    """Prompt tokens for which there might be more engines: `low` waits for idle ones."""
+    return 0 if ask.cls is _LOW else ask.prompt_tokens

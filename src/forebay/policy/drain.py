@@ -95,6 +95,7 @@ class Drain:
     __slots__ = (
         "_admissions",
         "_arrived",
+        "_asked",
         "_booked",
         "_cursors",
         "_each",
@@ -108,11 +109,13 @@ class Drain:
         "_length",
         "_most",
         "_n",
+        "_new_asked",
         "_newcomers",
         "_prompt",
         "_second",
         "_stall",
         "_supply",
+        "_taken",
         "_tokens",
         "_unsure",
         "_waited",
@@ -134,6 +137,8 @@ class Drain:
         self._prompt = self._length = self._n = self._held = self._held_square = self._unsure = 0.0
         self._arrived = 0
         self._newcomers = 0.0
+        self._asked = 0  # prompt tokens of this second's
+        self._new_asked = self._taken = 0.0  # since `since` was last called
         self._supply: Supply | None = None
         self._given_at = -inf
         self._gives = self._each = (1.0, 1.0, 1.0)
@@ -160,12 +165,14 @@ class Drain:
             self.at = now
         self.waiting = waiting
 
-    def came(self) -> None:
-        """A request is offered."""
+    def came(self, asks_for: int = 0) -> None:
+        """A request is offered; `asks_for`: its prompt tokens, if more engines would be for it."""
         self._arrived += 1
+        self._asked += asks_for
 
     def admitted(self, prompt_tokens: int, n: int, length: float, most: int | None, prefill: float) -> None:
         """`length`: tokens that are predicted of each of its answers, `most`: max_tokens; `prefill`: as of `Supply`."""
+        self._taken += prompt_tokens
         if self.waiting:
             self._tokens += prompt_tokens
         self._in_flight += n
@@ -246,6 +253,13 @@ class Drain:
         self._cursors[cls] = (wait, over, begin)
         return float(wait) if wait <= MAX_RETRY else NEVER
 
+    def since(self) -> tuple[float, float]:
+        """Prompt tokens that newcomers asked for, up to the last whole second, and those of all who were admitted,
+        since this was last called."""
+        found = self._new_asked, self._taken
+        self._new_asked = self._taken = 0.0
+        return found
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _loads(self, takes: Sequence[float], gives: Three) -> Three:
@@ -290,12 +304,13 @@ class Drain:
         passed = second - self._second
         if self.at > -inf:
             new = min(max(0.0, self._arrived - booked[self._second % size][3]), 2 * self._most + 2)
+            self._new_asked += max(0.0, self._asked - booked[self._second % size][0])
             keep = exp(-1 / self.NEWCOMERS)
             self._newcomers = (self._newcomers * keep + new * (1 - keep)) * keep ** (passed - 1)
         for s in range(max(self._second, second - size), second):
             booked[s % size] = _nothing()
         self._second = second
-        self._arrived = 0
+        self._arrived = self._asked = 0
         self._cursors.clear()
 
     def __repr__(self) -> str:

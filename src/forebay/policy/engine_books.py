@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf
 from typing import Final
 
 from forebay.policy.asks import Ask, Class, Stage
 from forebay.policy.kv import KvBook
 from forebay.policy.lengths import Lengths
 from forebay.policy.rules import Rules
+from forebay.policy.scale import Factor
 from forebay.policy.shed import Shedder
 from forebay.policy.ttft import PrefillPrior, Quoted, TtftBook
 
@@ -34,6 +35,8 @@ TPOT_RATE: Final = 0.02
 """How much one of them moves what prefill is paced by."""
 FEWEST: Final = 8
 """Tokens of an answer whose TPOT says something."""
+BUSY_FOR: Final = 10.0
+"""Seconds after which the share of time spent on prefill counts 1/e."""
 MOST_MADE_UP: Final = 20.0
 """Times a prefill's own time that decoding may be given to make up for it."""
 CALM: Final = 8
@@ -50,6 +53,8 @@ class Facts:
     """None: not known, and no bound until a report says it."""
     block_size: int = 16
     max_num_seqs: int = 256
+    concurrency: int | None = None
+    """Answers that it is to run at once, times its factor (`scale`) and at most `max_num_seqs`; None: those."""
     prefill: PrefillPrior
 
 
@@ -75,13 +80,23 @@ class EngineBooks:
         self.lengths = lengths
         self.kv = KvBook(facts.block_size, self._blocks(facts.kv_tokens), z=rules.z)
         self._known = facts.kv_tokens is not None
-        self._max_num_seqs = facts.max_num_seqs
+        self.factor = Factor(rules.scale)
+        self.cap = facts.max_num_seqs
+        """Answers that it may have in flight; one request alone may have `max_num_seqs`."""
+        self._set_cap()
+        self._checked_at = -inf
         self._budget = facts.prefill.budget_tokens
         self.ttft = TtftBook(facts.prefill)
         self.shed = Shedder(rules.shed, rules.ceilings)
         self.asks: dict[int, Ask] = {}
         self.unseen: dict[int, tuple[float, Ask]] = {}
         """Answers read whole, in order of dispatch, and when the first token of each is presumed: nobody sees it."""
+        self.load = 0.0
+        """Share of it that is in use: KV as predicted, time spent on prefill or places, whichever is more."""
+        self._handed = 0  # prompt tokens since the last report
+        self._busy = 0.0  # share of time spent on prefill
+        self._reported_at = -inf
+        self._shares: dict[str, float] = {}
         self.sequences = 0
         """Answers in flight: the sum of `n`."""
         self.decoding = 0
@@ -130,7 +145,7 @@ class EngineBooks:
         self.again = inf
         if self.unseen:
             self.presume(now)
-        if self.sequences + ask.n > self._max_num_seqs:
+        if self.sequences + ask.n > self.cap and (self.sequences or ask.n > self.facts.max_num_seqs):
             return inf
         shed = self.shed
         shedding = shed.over or shed.level > 0
@@ -200,6 +215,7 @@ class EngineBooks:
         if not ask.streams:
             self.unseen[key] = (now + ask.bound, ask)
         self.sequences += n
+        self._handed += prompt
         rules, shed = self.rules, self.shed
         if rules.tpot < inf:
             self._pace(ask, now)
@@ -269,12 +285,45 @@ class EngineBooks:
         used = None if report.kv_used is None else round(report.kv_used * self.kv.capacity_blocks)
         self.kv.correct(used, blocks, now)
         self.shed.on_report(report.preemptions, report.swapped, now)
-        self.shed.on_use(self.use(), now)
+        use = self.use()
+        self.shed.on_use(use, now)
+        passed = now - self._reported_at
+        if passed > 0:
+            if passed < inf:
+                busy = self._handed / (self.ttft.prefill_rate * passed)
+                self._busy += (1 - exp(-passed / BUSY_FOR)) * (min(1.0, busy) - self._busy)
+            self._handed = 0
+            self._reported_at = now
+        self.load = min(1.0, max(use, self._busy, self.sequences / self.cap))
+
+    def shares(self) -> dict[str, float]:
+        """Of what it has in flight, the part of each model by tokens; of what it had last where it has nothing."""
+        tokens: dict[str, float] = {}
+        for ask in self.asks.values():
+            tokens[ask.model] = tokens.get(ask.model, 0.0) + (ask.prompt_tokens + ask.produced) * ask.n
+        total = sum(tokens.values())
+        if total:
+            self._shares = {model: of_it / total for model, of_it in tokens.items()}
+        return self._shares
+
+    def check_cap(self, waiting: float, now: float) -> None:
+        """`waiting`: how many wait for it."""
+        cap, shed = self.facts.concurrency, self.shed
+        if cap is not None:
+            self.factor.check(waiting, cap, now, preempted=shed.rose_at > self._checked_at, full=shed.reason != "")
+            self._checked_at = now
+            self._set_cap()
+
+    def _set_cap(self) -> None:
+        most, cap = self.facts.max_num_seqs, self.facts.concurrency
+        self.cap = most if cap is None else max(1, min(most, round(cap * self.factor.value)))
 
     def configure(self, rules: Rules, now: float) -> None:
         self.rules = rules
         self.kv.z = rules.z
         self.shed.configure(rules.shed, rules.ceilings, now)
+        self.factor.configure(rules.scale)
+        self._set_cap()
 
     def _blocks(self, kv_tokens: int | None) -> int:
         """vLLM sets one block aside."""

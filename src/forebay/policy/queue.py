@@ -329,6 +329,12 @@ class WaitingRoom:
         """The share of the room that is filled, by requests or by tokens, whichever is more."""
         return self._share(len(self._slots), self.tokens)
 
+    def first(self) -> Ask | None:
+        """Of those who wait, who came first."""
+        for slot in self._slots.values():
+            return slot.ask
+        return None
+
     def __len__(self) -> int:
         return len(self._slots)
 

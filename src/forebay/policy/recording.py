@@ -67,6 +67,7 @@ class Refused(msgspec.Struct, tag_field="decision", tag="refuse", gc=False, froz
     reason: str
     retry_after: Number
     waited: bool = False
+    expected: Number = "inf"
 
 
 class Quoted(msgspec.Struct, gc=False, frozen=True):
@@ -83,7 +84,7 @@ def told(decision: Decision) -> Told:
         return Admitted(decision.engine, number(decision.bound))
     if isinstance(decision, Wait):
         return Waits(decision.position, number(decision.expected))
-    return Refused(decision.reason, number(decision.retry_after), decision.waited)
+    return Refused(decision.reason, number(decision.retry_after), decision.waited, number(decision.expected))
 
 
 class Asked(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):

@@ -8,6 +8,7 @@ from math import inf, isfinite
 
 from forebay.config.models import Class
 from forebay.policy.queue import QueueRules
+from forebay.policy.scale import ScaleRules
 from forebay.policy.shed import ShedRules
 
 
@@ -37,6 +38,7 @@ class Rules:
     where it drifts (the Azure conversation trace), that covers 96 %."""
     queue: QueueRules = field(default_factory=QueueRules)
     shed: ShedRules = field(default_factory=ShedRules)
+    scale: ScaleRules = field(default_factory=ScaleRules)
 
     def __post_init__(self) -> None:
         for name in ("ttft", "ceilings", "wait"):

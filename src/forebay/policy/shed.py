@@ -1,4 +1,4 @@
-"""When an engine's load is shed before it queues, how far a class may fill it, and how many engines would do.
+"""When an engine's load is shed before it queues, and how far a class may fill it.
 
 Two signals. The KV cache's predicted use: from `shed_at` on all but `vip` are refused, until it is under `resume_at`.
 And the engine's own counters of preemptions and swaps: when one rises, the prediction was wrong and the engine is over
@@ -8,15 +8,15 @@ every ceiling and both thresholds, so that what was wrong in the prediction is t
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import ceil, inf, isfinite
+from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Final, NamedTuple
 
 from forebay.policy.asks import Class
 
-__all__ = ["Scale", "ScaleRules", "Shed", "ShedRules", "Shedder"]
+__all__ = ["Shed", "ShedRules", "Shedder"]
 
 KV_FULL: Final = "shed_kv"
 PREEMPTING: Final = "shed_preempting"
@@ -82,13 +82,15 @@ class Shedder:
     `ceilings`: the share of the KV cache that the predicted peak may reach with an ask of a class, at level 0.
     """
 
-    __slots__ = ("_at", "_ceilings", "_last", "history", "level", "over", "rules", "use")
+    __slots__ = ("_at", "_ceilings", "_last", "history", "level", "over", "rose_at", "rules", "use")
 
     def __init__(self, rules: ShedRules, ceilings: Mapping[Class, float] | None = None) -> None:
         self.rules = rules
         self.level = 0.0
         self.over = False
         self.use = 0.0
+        self.rose_at = -inf
+        """When a counter last rose."""
         self.history: deque[Shed] = deque(maxlen=rules.history)
         self._ceilings = dict(ceilings) if ceilings is not None else _ceilings()
         self._at = -inf
@@ -117,6 +119,7 @@ class Shedder:
         if rose:
             rules = self.rules
             self.level = min(1.0, max(rules.first, self.level * rules.rise))
+            self.rose_at = now
             self.history.append(Shed(now, self.level, PREEMPTING))
         self._judge(now)
 
@@ -175,112 +178,3 @@ class Shedder:
         line = (self.rules.resume_at if self.over else self.rules.shed_at) * self.scale
         why = f" {self.reason}" if self.reason else ""
         return f"<Shedder{why}, level {self.level:.2f}, KV {self.use:.0%} of {line:.0%}>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleRules:
-    """Raises ValueError, with the field's name, for rules that contradict themselves."""
-
-    every_s: float = 60.0
-    up: float = 0.2
-    down: float = 0.1
-    least: float = 0.5
-    most: float = 2.0
-    up_over: float = 5.0
-    """Asks waiting for each place of the cap over which the factor rises."""
-    down_under: float = 1.0
-    """The same under which it falls."""
-    target: float = 0.8
-    """The share of an engine's capacity that is meant to be used."""
-    settle_s: float = 300.0
-    """Seconds for which fewer replicas must do before fewer are desired."""
-    least_replicas: int = 1
-    most_replicas: int = 256
-    engines: int = 1_024
-    """Engines whose factor is remembered."""
-
-    def __post_init__(self) -> None:
-        for name in ("every_s", "up", "down", "target"):
-            value = getattr(self, name)
-            if not (value > 0 and isfinite(value)):
-                raise ValueError(f"{name} must be greater than 0, not {value}")
-        if not 0 < self.least <= 1 <= self.most < inf:
-            raise ValueError(f"least must be greater than 0, with 1 between it and most, not {self.least}, {self.most}")
-        if not 0 <= self.down_under <= self.up_over < inf:
-            raise ValueError(f"down_under must be from 0 to up_over, not {self.down_under} and {self.up_over}")
-        if not self.settle_s >= 0:
-            raise ValueError(f"settle_s must be at least 0, not {self.settle_s}")
-        if not 0 <= self.least_replicas <= self.most_replicas:
-            raise ValueError(
-                f"least_replicas must be from 0 to most_replicas, not {self.least_replicas} and {self.most_replicas}"
-            )
-        if self.engines < 1:
-            raise ValueError(f"engines must be at least 1, not {self.engines}")
-
-
-@dataclass(slots=True)
-class _Factor:
-    value: float = 1.0
-    next_at: float = field(default=-inf)
-
-
-class Scale:
-    """Mutable state: each engine's factor and when it is next checked; the replicas desired of late."""
-
-    __slots__ = ("_factors", "_recent", "rules")
-
-    def __init__(self, rules: ScaleRules) -> None:
-        self.rules = rules
-        self._factors: OrderedDict[str, _Factor] = OrderedDict()
-        self._recent: deque[tuple[float, int]] = deque()
-        """(time, replicas), falling: the first is the most of the last `settle_s`."""
-
-    def check(self, engine: str, waiting: int, cap: int, now: float, *, strained: bool = False) -> float:
-        """What the engine's concurrency cap of `cap` is to be multiplied by while `waiting` asks wait. Changes at most
-        once each `every_s`, for the first time that long after the first call. `strained`: it sheds or preempts, so
-        that the factor does not rise."""
-        rules = self.rules
-        found = self._factors.get(engine)
-        if found is None:
-            found = self._factors[engine] = _Factor(next_at=now + rules.every_s)
-            if len(self._factors) > rules.engines:
-                self._factors.popitem(last=False)
-            return found.value
-        if now < found.next_at:
-            return found.value
-        found.next_at = now + rules.every_s
-        if waiting > rules.up_over * cap:
-            if not strained:
-                found.value = round(min(rules.most, found.value + rules.up), 9)
-        elif waiting < rules.down_under * cap:
-            found.value = round(max(rules.least, found.value - rules.down), 9)
-        return found.value
-
-    def factor(self, engine: str) -> float:
-        """1 for an unknown engine."""
-        found = self._factors.get(engine)
-        return found.value if found is not None else 1.0
-
-    def forget(self, engine: str) -> None:
-        self._factors.pop(engine, None)
-
-    def desired_replicas(self, used: float, waiting: float, now: float) -> int:
-        """How many engines alike would carry the load at `target`. `used`: the sum over the engines of the share of
-        each that is predicted to be in use (KV cache or prefill, whichever is more); `waiting`: what waits, in the
-        capacity of one engine. More are desired at once, fewer once they have done for `settle_s`."""
-        rules = self.rules
-        demand = (max(0.0, used) + max(0.0, waiting)) / rules.target
-        want = ceil(demand - 1e-9) if demand < rules.most_replicas else rules.most_replicas
-        want = min(rules.most_replicas, max(rules.least_replicas, want))
-        recent = self._recent
-        while recent and recent[-1][1] <= want:
-            recent.pop()
-        recent.append((now, want))
-        while recent[0][0] < now - rules.settle_s:
-            recent.popleft()
-        return recent[0][1]
-
-    def __repr__(self) -> str:
-        factors = ", ".join(f"{name} ×{f.value:g}" for name, f in self._factors.items() if f.value != 1)
-        desired = self._recent[0][1] if self._recent else self.rules.least_replicas
-        return f"<Scale of {len(self._factors)} engines, {desired} desired{': ' if factors else ''}{factors}>"
