@@ -48,7 +48,7 @@ def verdict(path: Path) -> tuple[Verdict, Tape]:
 
 @pytest.fixture(scope="module")
 def run() -> Lines:
-    return Run(0).go(20)
+    return Run(4).go(20)
 
 
 @pytest.fixture
