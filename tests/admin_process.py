@@ -23,11 +23,14 @@ import pytest
 from forebay.config.models import Address, Config
 from forebay.state.channel import CHANNEL_ENV, pack, unpack
 from forebay.state.messages import (
+    AdmissionState,
     Done,
     EngineState,
     FamilySnapshot,
+    GetAdmission,
     GetSnapshot,
     Message,
+    NoAdmission,
     Ready,
     SetKeys,
     Snapshot,
@@ -63,6 +66,7 @@ class FakeWorker:
         self.snapshot = Snapshot(
             boot=boot, pid=os.getpid(), index=index, draining=False, keys_version=0, engines=(HEALTHY,)
         )
+        self.admission: AdmissionState | NoAdmission = NoAdmission()
         self.lists: list[SetKeys] = []
         self.answering = threading.Event()
         self.answering.set()
@@ -111,6 +115,8 @@ class FakeWorker:
                 match message:
                     case GetSnapshot():
                         connection.sendall(pack(self.snapshot))
+                    case GetAdmission():
+                        connection.sendall(pack(self.admission))
                     case SetKeys():
                         with self.changed:
                             self.lists.append(message)

@@ -97,7 +97,7 @@ def test_both_formats_parse(admin: Admin, worker: FakeWorker) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "BREW"])
 def test_other_methods(running: Admin, method: str) -> None:
-    for path in ("/health", "/ready", "/metrics"):
+    for path in ("/health", "/ready", "/metrics", "/admin/admission"):
         answer = running.get(path, method=method)
         if method == "BREW" and answer.status == 400:  # not a method that httptools knows
             continue
@@ -109,7 +109,7 @@ def test_an_unknown_path_lists_the_known_ones(running: Admin) -> None:
     for path in ("/", "/healthz", "/metrics/", "/keys", "/%00", "/" + "x" * 5_000):
         answer = running.get(path)
         assert answer.status == 404
-        assert answer.error["message"].endswith(" here. There are /health, /ready, /metrics.")
+        assert answer.error["message"].endswith(" here. There are /health, /ready, /metrics, /admin/admission.")
         assert answer.error["message"].isprintable()
 
 

@@ -20,18 +20,26 @@ from hypothesis import strategies as st
 from forebay.ledger.records import KeyRecord
 from forebay.state.channel import CHANNEL_ENV, MAX_FRAME, Channel, ChannelBroken, pack, unpack
 from forebay.state.messages import (
+    AdmissionState,
     Done,
     Drain,
     Draining,
+    EngineAdmission,
     EngineState,
     FamilySnapshot,
+    GetAdmission,
     GetSnapshot,
+    Margin,
     Message,
+    ModelAdmission,
+    NoAdmission,
     Ready,
     Reload,
     SetKeys,
+    ShedChange,
     Snapshot,
     Start,
+    Waiting,
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -44,6 +52,30 @@ MESSAGES: list[Message] = [
     Draining(),
     Ready(pid=7),
     GetSnapshot(),
+    GetAdmission(),
+    NoAdmission(),
+    AdmissionState(
+        models=(ModelAdmission("m", 2, 1.5, {"vip": Waiting(1, 20)}),),
+        engines=(
+            EngineAdmission(
+                name="e",
+                shed_level=0.5,
+                reason="shed_kv",
+                kv_predicted=0.9,
+                kv_tokens=None,
+                ceilings={"vip": 0.97},
+                in_flight=1,
+                cap=2,
+                scale_factor=1.2,
+                load=0.9,
+                pace=1.0,
+                prefill_rate=8e3,
+                prefill_ahead=0.0,
+                margins={"idle": Margin(2.0, 0)},
+                history=(ShedChange(1.7e9, 0.5, "shed_kv"),),
+            ),
+        ),
+    ),
     SetKeys(version=2, keys=(KeyRecord(id="i", sha256=bytes(range(32)), name="n", models=("m",), expires=1.0),)),
     Done(),
     Snapshot(

@@ -1,8 +1,9 @@
-"""The admin port: health, readiness, metrics. Read only, and without secrets."""
+"""The admin port: health, readiness, metrics, admission. Read only, and without secrets."""
 
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
@@ -14,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay import errors
+from forebay.admin.admission import admission_page
 from forebay.admin.keys import Keys
 from forebay.admin.metrics import exposition
 from forebay.admin.view import GatewayState
@@ -34,7 +36,17 @@ def public_app(state: GatewayState, keys: Keys) -> ASGIApp:
         body, content_type = exposition(await state.scrape(keys), ",".join(request.headers.getlist("accept")))
         return Response(body, headers={"content-type": content_type})
 
-    app = build({"/health": {"GET": health}, "/ready": {"GET": ready}, "/metrics": {"GET": metrics}})
+    async def admission(request: Request) -> Response:
+        return JSONResponse(await admission_page(state.workers, time.time()))
+
+    app = build(
+        {
+            "/health": {"GET": health},
+            "/ready": {"GET": ready},
+            "/metrics": {"GET": metrics},
+            "/admin/admission": {"GET": admission},
+        }
+    )
     return HostCheck(app, state.config.admin) if _checks_host(state.config.admin) else app
 
 

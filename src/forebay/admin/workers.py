@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from forebay.state.channel import Channel, ChannelBroken
-from forebay.state.messages import Done, GetSnapshot, Message, SetKeys, Snapshot, worker_socket
+from forebay.state.messages import (
+    AdmissionState,
+    Done,
+    GetAdmission,
+    GetSnapshot,
+    Message,
+    NoAdmission,
+    SetKeys,
+    Snapshot,
+    worker_socket,
+)
 
 POLL: Final = 5.0
 """Seconds between snapshots."""
@@ -50,7 +60,7 @@ class WorkerLink:
             try:
                 await self._talk()
             except (OSError, ChannelBroken, TimeoutError) as e:
-                why = _why(e)
+                why = why_not(e)
                 if self.up:
                     _log.warning("worker %d: %s", self.index, why)
                     delay = BACK_OFF[0]
@@ -118,6 +128,18 @@ class WorkerLink:
         self._wake.set()
         await future
 
+    async def admission(self, within: float) -> AdmissionState | NoAdmission:
+        """Asked over a channel of its own, so that the poll goes on. Raises OSError, ChannelBroken, TimeoutError."""
+        async with asyncio.timeout(within):
+            channel = await Channel.connect(str(self.path))
+            try:
+                answer = await channel.ask(GetAdmission())
+            finally:
+                await channel.close()
+        if not isinstance(answer, AdmissionState | NoAdmission):
+            raise ChannelBroken(f"answered {type(answer).__name__}, not AdmissionState")
+        return answer
+
     def _settle(self) -> None:
         for future in self._waiting:
             if not future.done():
@@ -128,10 +150,11 @@ class WorkerLink:
         return f"<WorkerLink {self.index} {'up' if self.up else self.why}>"
 
 
-def _why(error: OSError | ChannelBroken | TimeoutError) -> str:
+def why_not(error: OSError | ChannelBroken | TimeoutError, within: float | None = None) -> str:
+    """Why a worker has no answer that was waited for `within` seconds."""
     match error:
         case TimeoutError():
-            return f"no answer within {ANSWER:g} s"
+            return f"no answer within {ANSWER if within is None else within:g} s"
         case FileNotFoundError() | ConnectionRefusedError():
             return "it does not run"
         case _:

@@ -29,6 +29,7 @@ from forebay.clock import SystemClock
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
 from forebay.gateway import callers, forwarding
+from forebay.gateway.admission_view import REASONS as SHED_REASONS
 from forebay.gateway.admitting import REASONS, Admitting
 from forebay.gateway.app import Gateway
 from forebay.gateway.callers import Callers
@@ -117,6 +118,7 @@ addresses as Host.
 |---|---|
 | `GET /health` | 200 while the admin process lives: state of processes, engines and database as JSON. `status` is `ok`, or `degraded` where an engine is unhealthy, a worker does not answer, the database cannot be used, or `/ready` is not 200. |
 | `GET /ready` | 200 where work may be sent here, else 503; `reasons` says why not. |
+| `GET /admin/admission` | What admission is doing, as JSON: [what is on it](admission.md#looking-at-it). |
 | `GET /metrics` | Prometheus text or OpenMetrics, as Accept asks; the sum of all processes. |
 
 The Unix socket `run/admin.sock` in the state directory manages keys, for the user that runs Forebay: `POST /keys`,
@@ -338,7 +340,7 @@ Counters are summed over processes and do not fall when one restarts.
     edges = [f"`{f.name}`: {', '.join(f'{e:g}' for e in f.edges)}" for f in _timed()]
     values = f"""Values of labels: `route` is {routes}, `other`, or `-` where none was understood; `model` is the name asked
 for, from the catalogue, or `-`; `class` is `vip`, `normal`, `low` or `-`; `outcome` as above; `engine` is its name in the
-configuration; `kind` is `prompt` or `completion`; `decision` is `admit`, `wait` or the code of a refusal; `failure` is {failures}, or what an answer showed: `status_3xx`,
+configuration; `kind` is `prompt` or `completion`; `decision` is `admit`, `wait` or the code of a refusal; `reason` is {", ".join(f"`{r}`" for r in SHED_REASONS)}; `failure` is {failures}, or what an answer showed: `status_3xx`,
 `status_4xx`, `status_5xx`, `overloaded`, `error_event`, `empty_stream`, `not_json`, `error_too_large`; `code` is a
 refusal's; `state` is a state of [lifecycle.py](../src/forebay/lifecycle.py); `process` is `supervisor`, `admin` or
 `worker-0`. A family holds at most 4,096 series a worker; what is beyond is counted under `_other`."""

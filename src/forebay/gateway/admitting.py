@@ -18,6 +18,7 @@ from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
 from forebay.counters import counters
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.admission_view import ShedLog
 from forebay.gateway.explaining import AT_ONCE, Place, explain
 from forebay.gateway.prompts import prompts_of
 from forebay.gateway.tokens import TokenEstimates
@@ -96,6 +97,7 @@ class Admitting:
         self._waiting: dict[int, Place] = {}
         self._streams: dict[int, Exchange] = {}
         self._handles: dict[str, Handle] = {}
+        self._shed_log = ShedLog()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
@@ -182,6 +184,7 @@ class Admitting:
         healthy = {h.name: h for h in handles if h.healthy}
         for name in [n for n, h in self._handles.items() if healthy.get(n) is not h]:
             del self._handles[name]
+            self._shed_log.forget(name)
             self.policy.engine_gone(name, now)
         for name, handle in healthy.items():
             if name not in self._handles:
@@ -209,6 +212,9 @@ class Admitting:
             ),
             now,
         )
+        books = self.policy.books.get(handle.name)
+        if books is not None:
+            self._shed_log.look(handle.name, books.shed, now)
         self._arm(now)
 
     def configure(self, section: Section) -> None:

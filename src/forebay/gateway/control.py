@@ -8,14 +8,25 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
 from forebay.config.models import Class
+from forebay.gateway.admission_view import admission_state, reasons
 from forebay.gateway.app import Gateway
 from forebay.gateway.logs import LogWriter
 from forebay.gateway.telemetry import counter_snapshot, gauge
 from forebay.state.channel import Channel, ChannelBroken
-from forebay.state.messages import Done, EngineState, FamilySnapshot, GetSnapshot, SetKeys, Snapshot
+from forebay.state.messages import (
+    AdmissionState,
+    Done,
+    EngineState,
+    FamilySnapshot,
+    GetAdmission,
+    GetSnapshot,
+    NoAdmission,
+    SetKeys,
+    Snapshot,
+)
 from forebay.wire.server import Server
 from forebay.wire.tasks import Tasks
 
@@ -57,6 +68,8 @@ class Control:
                 match message:
                     case GetSnapshot():
                         await channel.send(self.snapshot())
+                    case GetAdmission():
+                        await channel.send(self.admission())
                     case SetKeys(version, keys):
                         self._gateway.callers.set_keys(keys, version)
                         await channel.send(Done())
@@ -83,6 +96,15 @@ class Control:
                 for h in gateway.fleet.handles.values()
             ),
         )
+
+    def admission(self) -> AdmissionState | NoAdmission:
+        admitting = self._gateway.admitting
+        if admitting is None:
+            return NoAdmission()
+        return admission_state(admitting.policy, self._served(), monotonic(), time())
+
+    def _served(self) -> set[str]:
+        return {entry.target for entry in self._gateway.fleet.catalog.values()}
 
     def _gauges(self) -> Iterable[FamilySnapshot]:
         handles = self._gateway.fleet.handles.values()
@@ -156,7 +178,13 @@ class Control:
             ("engine",),
             [((b.name,), b.factor.value) for b in books if b.facts.concurrency is not None],
         )
-        models = {entry.target for entry in self._gateway.fleet.catalog.values()} | policy.scaling.models.keys()
+        yield gauge(
+            "forebay_engine_shedding",
+            "1 where an engine sheds load for the reason.",
+            ("engine", "reason"),
+            reasons(books),
+        )
+        models = self._served() | policy.scaling.models.keys()
         yield gauge(
             "forebay_desired_replicas",
             "Engines of a model that would carry its load.",

@@ -197,6 +197,11 @@ class EngineBooks:
             return False
         return self.kv.peak() <= self.shed.ceiling(Class.LOW) * self.kv.capacity_blocks
 
+    @property
+    def kv_tokens(self) -> int | None:
+        """What its KV cache holds; None: not known."""
+        return self.kv.capacity_blocks * self.kv.block_size if self._known else None
+
     def use(self) -> float:
         """Predicted peak as a share of the capacity."""
         return self.kv.peak() / self.kv.capacity_blocks

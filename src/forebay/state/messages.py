@@ -4,8 +4,8 @@ Two channels, one framing (`state.channel`):
 
 - supervisor ↔ child: an inherited socket pair, fd number in `FOREBAY_CHANNEL`. The supervisor sends `Start`, later
   `Reload` and `Drain`; the child answers `Ready` once. End of file means that the supervisor is gone: drain and leave.
-- admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`
-  and `SetKeys`; the worker answers each with `Snapshot` or `Done`.
+- admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`,
+  `GetAdmission` and `SetKeys`; the worker answers with `Snapshot`, `AdmissionState` or `NoAdmission`, and `Done`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,86 @@ class Snapshot(msgspec.Struct, tag="snapshot", frozen=True):
     engines: tuple[EngineState, ...] = ()
 
 
-Message = Start | Reload | Drain | Draining | Ready | GetSnapshot | SetKeys | Done | Snapshot
+class GetAdmission(msgspec.Struct, tag="get_admission", frozen=True):
+    pass
+
+
+class NoAdmission(msgspec.Struct, tag="no_admission", frozen=True):
+    """It is not enabled."""
+
+
+class ShedChange(msgspec.Struct, frozen=True):
+    """From `time` (seconds since 1970) on, an engine shed at this level for this reason; "": it ended."""
+
+    time: float
+    level: float
+    reason: str
+
+
+class Margin(msgspec.Struct, frozen=True):
+    """What is added to an expected time to first token, in units of what it varies by; `seen`: answers that say so."""
+
+    margin: float
+    seen: int
+
+
+class EngineAdmission(msgspec.Struct, frozen=True):
+    """Shares are 0 to 1; times seconds; what is ahead, tokens."""
+
+    name: str
+    shed_level: float
+    reason: str
+    kv_predicted: float
+    kv_tokens: int | None
+    ceilings: dict[str, float]
+    """By class."""
+    in_flight: int
+    cap: int
+    scale_factor: float | None
+    load: float
+    pace: float
+    prefill_rate: float
+    prefill_ahead: float
+    margins: dict[str, Margin]
+    """By level of load."""
+    history: tuple[ShedChange, ...]
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    requests: int
+    tokens: int
+
+
+class ModelAdmission(msgspec.Struct, frozen=True):
+    name: str
+    desired_replicas: int
+    demand: float
+    """In the capacity of one engine."""
+    waiting: dict[str, Waiting]
+    """By class."""
+
+
+class AdmissionState(msgspec.Struct, tag="admission", frozen=True):
+    """One worker's."""
+
+    models: tuple[ModelAdmission, ...]
+    engines: tuple[EngineAdmission, ...]
+
+
+Message = (
+    Start
+    | Reload
+    | Drain
+    | Draining
+    | Ready
+    | GetSnapshot
+    | GetAdmission
+    | SetKeys
+    | Done
+    | Snapshot
+    | AdmissionState
+    | NoAdmission
+)
 
 
 def run_dir(state_dir: Path) -> Path:
