@@ -13,7 +13,8 @@ from rich.console import Console
 from benchmarks.common import RESULTS, BenchError, env_names, run, verdict, write_results
 from benchmarks.goodput import tune
 from benchmarks.goodput.cells import LOADS, POLICIES, TUNED, Spec, rejections, simulate
-from benchmarks.goodput.report import BARS, compared, detailed, page, shortfalls
+from benchmarks.goodput.picture import drawn
+from benchmarks.goodput.report import BARS, COLOURS, compared, detailed, page, shortfalls
 from benchmarks.goodput.workloads import TRAFFIC
 
 SLOW_FIRST = ("oracle", "forebay")
@@ -47,10 +48,11 @@ def main() -> int:
         say.print(detailed(cells, name))
     fell = list(shortfalls(cells, names))
     page(cells, names, POLICIES, RESULTS / "goodput.html")
+    (RESULTS / "goodput.svg").write_text(drawn(cells, names, POLICIES, COLOURS), encoding="utf-8")
     took = round(time.monotonic() - began, 1)
     found = [cells[s.traffic, s.load, s.policy] for s in specs]
     path = write_results("goodput", {"bars": BARS, "seconds": took, "fell_short": fell, "cells": found})
-    say.print(f"{path} and goodput.html beside it; {len(found)} cells in {took:.0f} s", highlight=False)
+    say.print(f"{path} and goodput.html and goodput.svg beside it; {len(found)} cells in {took:.0f} s", highlight=False)
     return verdict(fell)
 
 
