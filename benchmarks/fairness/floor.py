@@ -9,8 +9,9 @@ from itertools import pairwise
 from random import Random
 
 from forebay.plan.simulate import Ready
-from forebay.policy.admission import Admission, Admit, Decision, Refuse
+from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Stage
+from forebay.policy.decisions import Admit, Decision, Refuse
 from forebay.policy.engine_books import Report
 from forebay.policy.rules import Rules
 from forebay.sim.admitted import facts_of

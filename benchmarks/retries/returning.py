@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from forebay.errors import retry_headers
-from forebay.policy.admission import Refuse
+from forebay.policy.decisions import Refuse
 from forebay.sim.admitted import Admitted
 from forebay.sim.cluster import REFUSE, WAIT
 from forebay.sim.workload import Ask as Arrival

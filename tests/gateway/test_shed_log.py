@@ -9,9 +9,9 @@ import pytest
 from forebay.gateway.admission_view import ShedLog, reasons
 from forebay.policy.engine_books import EngineBooks, Facts, Report
 from forebay.policy.lengths import Lengths
+from forebay.policy.prior import PrefillPrior
 from forebay.policy.rules import Rules
 from forebay.policy.shed import Shedder, ShedRules
-from forebay.policy.ttft import PrefillPrior
 
 
 @pytest.fixture

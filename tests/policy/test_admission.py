@@ -11,12 +11,13 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from forebay.config.models import Class
-from forebay.policy.admission import Admission, Admit, Decision, Refuse, Wait
+from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Stage
+from forebay.policy.decisions import Admit, Decision, Refuse, Wait
 from forebay.policy.engine_books import UNDER_WAY, Facts, Report
+from forebay.policy.prior import PrefillPrior
 from forebay.policy.queue import QueueRules
 from forebay.policy.rules import Rules
-from forebay.policy.ttft import PrefillPrior
 
 PRIOR = PrefillPrior(
     base_s=0.02, per_token_s=1e-4, per_token_context_s=0.0, decode_step_s=0.02, per_sequence_s=1e-4, budget_tokens=2048
@@ -502,6 +503,7 @@ def test_a_tenant_that_floods_leaves_no_other_outside_the_door(ask: Asks) -> Non
 
 
 def counter(admission: Admission, tenant: str) -> float:
+    admission.due(0.0)  # rooms are told in batches
     return admission.rooms[""].charged(tenant, Class.NORMAL)
 
 

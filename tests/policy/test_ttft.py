@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from forebay.hardware.catalogue import find_gpu, find_model
 from forebay.hardware.roofline import RooflineSteps
 from forebay.hardware.steptime import Chunk
-from forebay.policy.ttft import LEVELS, PrefillPrior, TtftBook
+from forebay.policy.prior import PrefillPrior
+from forebay.policy.ttft import LEVELS, TtftBook
 from forebay.sim.engine import EngineModel
 from forebay.sim.jobs import Job
 from forebay.sim.settings import EngineSettings

@@ -22,14 +22,15 @@ from forebay.gateway.admission_view import ShedLog
 from forebay.gateway.explaining import AT_ONCE, Place, explain
 from forebay.gateway.prompts import prompts_of
 from forebay.gateway.tokens import TokenEstimates
-from forebay.policy.admission import DEADLINE, Admission, Admit, Decision, Refuse, Wait
+from forebay.policy.admission import DEADLINE, Admission
 from forebay.policy.asks import Ask, Stage
+from forebay.policy.decisions import Admit, Decision, Refuse, Wait
 from forebay.policy.engine_books import Facts, Report
+from forebay.policy.prior import PrefillPrior
 from forebay.policy.queue import QueueRules
 from forebay.policy.rules import Rules
 from forebay.policy.scale import ScaleRules
 from forebay.policy.shed import ShedRules
-from forebay.policy.ttft import PrefillPrior
 
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange

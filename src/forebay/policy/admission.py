@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from forebay.policy.asks import Ask, Class, Stage
+from forebay.policy.decisions import Admit, Decision, Quote, Refuse, Wait
 from forebay.policy.drain import NEVER, Drain, Supply
 from forebay.policy.engine_books import EngineBooks, Facts, Report
 from forebay.policy.lengths import Lengths
@@ -46,43 +47,14 @@ RECHARGE: Final = 0.05
 TOO_LONG: Final = "too_long"
 DEADLINE: Final = "deadline"
 """Why those are refused who have waited for as long as their class may."""
+ADMITTED: Final = -1.0
+ADMITTED_LATE: Final = -2.0
+"""After it had waited."""
+BATCH: Final = 64
+"""Admissions and ends that rooms and drains are told of together: nobody looks at them while nobody waits, and one by
+one between other work they would cost three times as much."""
 LOOK_AFTER: Final = 0.001
 """Seconds between two looks at those who wait, at least, where nothing else happens."""
-
-
-class Admit(NamedTuple):
-    engine: str
-    bound: float
-    """Seconds from now within which its first token comes, as the predictor promises."""
-
-
-class Wait(NamedTuple):
-    position: int
-    expected: float
-    """Seconds until its first token."""
-
-
-class Refuse(NamedTuple):
-    reason: str
-    retry_after: float
-    """Seconds."""
-    waited: bool = False
-    """It had been told to wait."""
-    expected: float = inf
-    """Seconds until its first token, as predicted when it came; infinite: not predicted."""
-
-
-Decision = Admit | Wait | Refuse
-
-
-class Quote(NamedTuple):
-    """What would be promised now; nothing is decided."""
-
-    engine: str
-    ttft: float
-    """Bound, seconds."""
-    now: bool
-    """Whether it would go at once."""
 
 
 class Admission:
@@ -102,10 +74,13 @@ class Admission:
         self._look_at = inf
         self._turn = 0
         self._put_out: list[tuple[Ask, Decision]] = []
+        self._unbooked: list[tuple[float, Ask, float]] = []
+        """What rooms and drains are not told of yet: when, who, and what it took, less than 0 where it was admitted."""
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def quote(self, ask: Ask, now: float) -> Quote:
+        self._book()
         books = self._near(self._candidates(ask), ask)
         if not books:
             return Quote("", inf, False)
@@ -119,8 +94,10 @@ class Admission:
 
     def offer(self, ask: Ask, now: float) -> Decision:
         """The decision over a new request. Whoever had to leave the room for it is told of by `due`."""
-        books = self._near(self._candidates(ask), ask)
-        if not books:
+        books = self._candidates(ask)
+        if len(books) > FEW:
+            books = self._near(books, ask)
+        elif not books:
             ask.stage = _ENDED
             return Refuse("no_engine", 1.0)
         room = self._room(ask)
@@ -136,6 +113,7 @@ class Admission:
                 elif (found := self._place(ask, cls, books, now)) is not None:
                     return self._admit(ask, *found, room, now)
             again = min([b.again for b in books])
+        self._book()
         self._drain(ask, room, now).came(_asks_for(ask))
         reason = TOO_LONG if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         ahead, expected = None, inf
@@ -162,6 +140,7 @@ class Admission:
 
     def due(self, now: float) -> list[tuple[Ask, Decision]]:
         """Those who waited and may go now, or must be refused."""
+        self._book()
         out, self._put_out = self._put_out, []
         look_at = inf
         for room in self.rooms.values():
@@ -233,6 +212,7 @@ class Admission:
         that answers longer than predicted are paid for while they run."""
         if ask.holder is None:
             return
+        self._book()
         service = self.rules.queue.service(ask.prompt_tokens, ask.holder.produced(ask, tokens))
         if abs(service - ask.charged) > RECHARGE * ask.charged:
             self._room(ask).settle(ask.tenant, ask.charged_as, ask.charged, service, ask.admitted_at)
@@ -243,6 +223,7 @@ class Admission:
         nothing of one that was never taken."""
         stage = ask.stage
         if stage is _WAITING:
+            self._book()
             self._room(ask).drop(ask, now)
         elif stage is _ADMITTED or stage is _ANSWERING:
             if tokens > ask.produced:
@@ -252,16 +233,17 @@ class Admission:
                 if stage is _ADMITTED and not whole:
                     prompt *= ask.holder.prefilled(ask, now)
                 ask.holder.end(ask, now, whole=whole)
-            room = self._room(ask)
-            self._drain(ask, room, now).ended(ask.n)
             took = self.rules.queue.service(prompt, ask.produced * ask.n)
-            room.settle(ask.tenant, ask.charged_as, ask.charged, took, ask.admitted_at)
+            self._unbooked.append((now, ask, took))
+            if len(self._unbooked) >= BATCH:
+                self._book()
         ask.stage = _ENDED
         if self._look_at < inf:
             self._stir(now)
 
     def on_report(self, engine: str, report: Report, now: float) -> None:
         """A scrape corrects the books, never replaces them."""
+        self._book()
         books = self.books.get(engine)
         if books is not None:
             books.report(report, now)
@@ -294,6 +276,7 @@ class Admission:
 
     def configure(self, rules: Rules, now: float) -> list[tuple[Ask, Decision]]:
         """A reload. Those who wait stay in their order and are judged anew; returns what it does to them."""
+        self._book()
         self.rules = rules
         for books in self.books.values():
             books.configure(rules, now)
@@ -350,25 +333,41 @@ class Admission:
         return None if found is None else (found, best_bound)
 
     def _admit(self, ask: Ask, books: EngineBooks, bound: float, room: WaitingRoom, now: float) -> Admit:
-        drain = self._drain(ask, room, now)
-        if ask.stage is _WAITING:
-            cls = room.take(ask, now)
-        else:
-            cls = ask.cls
-            drain.came(_asks_for(ask))
+        waited = ask.stage is _WAITING
+        cls = room.take(ask, now) if waited else ask.cls
         ask.stage = _ADMITTED
         ask.engine = books.name
         ask.admitted_at = now
         ask.bound = bound
         books.admit(ask, now)
-        n, expected = ask.n, ask.expected
-        prefill = books.ttft.prefill_rate * len(self._candidates(ask))
-        drain.admitted(ask.prompt_tokens, n, expected if n == 1 else expected / n, ask.max_tokens, prefill)
         ask.charged_as = cls
-        ask.charged = self.rules.queue.service(ask.prompt_tokens, expected)
-        room.charge(ask.tenant, cls, ask.charged)
+        ask.charged = self.rules.queue.service(ask.prompt_tokens, ask.expected)
         self._turn += 1
+        self._unbooked.append((now, ask, ADMITTED_LATE if waited else ADMITTED))
+        if waited or len(self._unbooked) >= BATCH:
+            self._book()
         return Admit(books.name, bound)
+
+    def _book(self) -> None:
+        """Tell rooms and drains what they were not told of yet."""
+        unbooked = self._unbooked
+        if not unbooked:
+            return
+        self._unbooked = []
+        for at, ask, took in unbooked:
+            room = self._room(ask)
+            drain = self._drain(ask, room, at)
+            if took >= 0:
+                drain.ended(ask.n)
+                room.settle(ask.tenant, ask.charged_as, ask.charged, took, ask.admitted_at)
+                continue
+            if took == ADMITTED:
+                drain.came(_asks_for(ask))
+            n, expected = ask.n, ask.expected
+            books = self._candidates(ask)
+            prefill = books[0].ttft.prefill_rate * len(books) if books else 1.0
+            drain.admitted(ask.prompt_tokens, n, expected if n == 1 else expected / n, ask.max_tokens, prefill)
+            room.charge(ask.tenant, ask.charged_as, ask.charged)
 
     def _refuse(
         self,

@@ -10,10 +10,11 @@ from typing import Final
 from forebay.policy.asks import Ask, Class, Stage
 from forebay.policy.kv import KvBook
 from forebay.policy.lengths import Lengths
+from forebay.policy.prior import PrefillPrior
 from forebay.policy.rules import Rules
 from forebay.policy.scale import Factor
 from forebay.policy.shed import Shedder
-from forebay.policy.ttft import PrefillPrior, Quoted, TtftBook
+from forebay.policy.ttft import Quoted, TtftBook
 
 LEARN_EVERY: Final = 0.005
 """Seconds between two answers of an engine that the length statistics take in: more would cost more than they teach."""

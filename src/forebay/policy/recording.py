@@ -16,8 +16,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from forebay.policy.admission import Admission, Admit, Decision, Quote, Wait
+from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Class
+from forebay.policy.decisions import Admit, Decision, Quote, Wait
 from forebay.policy.engine_books import Facts, Report
 from forebay.policy.rules import Rules
 

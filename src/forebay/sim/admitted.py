@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from forebay.hardware.steptime import StepTime
-from forebay.policy.admission import Admission, Admit, Decision
+from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Class
+from forebay.policy.decisions import Admit, Decision
 from forebay.policy.engine_books import Facts, Report
+from forebay.policy.prior import PrefillPrior
 from forebay.policy.rules import Rules
-from forebay.policy.ttft import PrefillPrior
 from forebay.sim.cluster import REFUSE, WAIT, Engine
 from forebay.sim.jobs import Job
 from forebay.sim.settings import EngineSettings
