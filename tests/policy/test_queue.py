@@ -21,7 +21,7 @@ def ask(key: int, cls: Class = NORMAL, tenant: str = "a", tokens: int = 100, **m
 
 
 def room(**rules: Any) -> WaitingRoom:
-    return WaitingRoom(QueueRules(**rules))
+    return WaitingRoom(QueueRules(**{"starved_share": 1.0, **rules}))
 
 
 def drain(r: WaitingRoom, now: float = 0.0, *, idle: bool = True) -> list[int]:
@@ -45,6 +45,7 @@ class Naive:
         self.counters: dict[tuple[Class, str], dict[str, float]] = {}
         self.last: dict[Class, str] = {}
         self.number = 0
+        self.turns = 0
 
     def of(self, band: Class) -> list[dict[str, Any]]:
         return [w for w in self.waiting if w["band"] is band]
@@ -75,10 +76,17 @@ class Naive:
 
     def starve(self, now: float) -> None:
         for w in sorted(self.of(LOW), key=lambda w: w["n"]):
-            if w["since"] + self.rules.low_starvation_s <= now:
+            if w["since"] + self.rules.low_starvation_s <= now and self.may_promote():
+                self.turns = 0
                 self.leave(w)
                 w["due"] = w["since"] + self.rules.low_starvation_s
                 self.join(w, NORMAL, now)
+
+    def may_promote(self) -> bool:
+        share, normal = self.rules.starved_share, self.of(NORMAL)
+        if share == 1:
+            return True
+        return not any(w["ask"].cls is LOW for w in normal) and (not normal or self.turns >= round(1 / share))
 
     def size(self, band: Class, tenant: str, extra: tuple[int, int] = (0, 0)) -> float:
         of = [w for w in self.of(band) if w["ask"].tenant == tenant]
@@ -210,7 +218,7 @@ def same(r: WaitingRoom, naive: Naive) -> None:
     assert r.starved == sum(w["ask"].cls is LOW and w["band"] is NORMAL for w in naive.waiting)
     due = [w["ask"].deadline for w in naive.waiting if w["ask"].deadline < inf]
     assert r.next_deadline() == (min(due) if due else None)
-    young = [w["since"] + naive.rules.low_starvation_s for w in naive.of(LOW)]
+    young = [w["since"] + naive.rules.low_starvation_s for w in naive.of(LOW)] if naive.may_promote() else []
     assert r.next_starving() == (min(young) if young else None)
     for (band, tenant), account in naive.counters.items():
         assert r.charged(tenant, band) == account["c"]
@@ -231,6 +239,7 @@ RULES = st.builds(
     normal=st.none() | st.builds(Bounds, st.integers(1, 8), st.integers(1, 40)),
     low=st.none() | st.builds(Bounds, st.integers(1, 8), st.integers(1, 40)),
     low_starvation_s=st.sampled_from([1.0, 4.0, inf]),
+    starved_share=st.sampled_from([0.25, 0.5, 1.0]),
 )
 STEPS = st.lists(
     st.tuples(
@@ -267,6 +276,7 @@ def test_any_sequence_is_as_in_the_naive_room(rules: QueueRules, steps: list[Any
             if a is not None:
                 cls = naive.find(a.key)["band"]
                 assert r.take(a, now) is cls
+                naive.turns += cls is NORMAL and a.cls is not LOW
                 naive.leave(naive.find(a.key))
                 r.charge(a.tenant, cls, size)
                 naive.charge(a.tenant, cls, size)
@@ -597,6 +607,15 @@ def test_low_that_starves_goes_among_its_tenants_normal_ones_and_first() -> None
     assert r.starved == 0
 
 
+def test_where_normal_ones_wait_so_many_go_before_the_next_that_starves() -> None:
+    r = room(low_starvation_s=1.0, starved_share=0.25)
+    for k in range(20):
+        r.put(ask(k, LOW), 0.0)
+        r.put(ask(100 + k, NORMAL), 0.0)
+    turns = [k >= 100 for k in drain(r, 10.0, idle=False)]
+    assert turns == [True, True, True, True, False] * 5 + [False] * 15, "all of them once no other waits"
+
+
 def test_starving_ones_do_not_go_before_other_tenants_turns() -> None:
     r = room(low_starvation_s=1.0)
     for k in range(20):
@@ -651,13 +670,13 @@ def test_a_reload_keeps_the_order_and_returns_whoever_finds_no_place() -> None:
             for _ in range(n):
                 r.put(ask(key := key + 1, cls, tenant), 0.0)
     before = [a.key for a in r]
-    gone = [a.key for a in r.rejudge(QueueRules(requests=12), 1.0)]
+    gone = [a.key for a in r.rejudge(QueueRules(starved_share=1.0, requests=12), 1.0)]
     # low to its 6, normal is within its 9; then low, then normal, until 12 are left; of the longer line its last
     assert gone == [22, 21, 20, 19, 24, 18, 23, 17, 14, 13, 12, 11][: len(gone)]
     assert len(r) == 12
     assert (r.count(VIP), r.count(NORMAL), r.count(LOW)) == (8, 4, 0)
     assert [a.key for a in r] == [k for k in before if k not in gone]
-    assert r.rejudge(QueueRules(), 1.0) == []
+    assert r.rejudge(QueueRules(starved_share=1.0), 1.0) == []
 
 
 def test_a_reload_of_the_starvation_bound_holds_for_those_who_wait() -> None:
@@ -665,7 +684,7 @@ def test_a_reload_of_the_starvation_bound_holds_for_those_who_wait() -> None:
     r.put(ask(1, LOW), 0.0)
     assert r.head(1e6, idle=False) is None
     assert r.next_starving() is None
-    r.rejudge(QueueRules(low_starvation_s=5.0), 2.0)
+    r.rejudge(QueueRules(starved_share=1.0, low_starvation_s=5.0), 2.0)
     assert r.next_starving() == 5.0
     assert r.head(5.0, idle=False) is not None
 
@@ -677,7 +696,7 @@ def test_under_less_room_those_of_low_that_starved_leave_before_normal() -> None
         r.put(ask(10 + k, NORMAL), 0.0)
     r.head(1.0, idle=False)
     assert r.starved == 4
-    assert [a.key for a in r.rejudge(QueueRules(requests=5, low_share=0.4), 1.0)] == [3, 2, 1]
+    assert [a.key for a in r.rejudge(QueueRules(starved_share=1.0, requests=5, low_share=0.4), 1.0)] == [3, 2, 1]
     assert (r.starved, r.count(LOW), r.count(NORMAL)) == (1, 1, 4)
 
 
@@ -685,7 +704,7 @@ def test_a_reload_forgets_idle_tenants_beyond_the_new_bound() -> None:
     r = room()
     for i in range(20):
         r.charge(str(i), NORMAL, 1.0)
-    r.rejudge(QueueRules(idle_tenants=5), 0.0)
+    r.rejudge(QueueRules(starved_share=1.0, idle_tenants=5), 0.0)
     assert repr(r._bands[NORMAL]) == "<Band normal 0 of 0 tenants, 5 idle | 0 tokens>"
 
 
@@ -697,6 +716,7 @@ def test_a_reload_forgets_idle_tenants_beyond_the_new_bound() -> None:
         ({"normal_share": 1.1}, "normal_share"),
         ({"low_share": 0.9}, "low_share"),
         ({"low_starvation_s": 0.0}, "low_starvation_s"),
+        ({"starved_share": 0.0}, "starved_share"),
         ({"locality_tokens": inf}, "locality_tokens"),
         ({"input_weight": -1.0}, "input_weight"),
         ({"input_weight": 0.0, "output_weight": 0.0}, "output_weight"),

@@ -65,6 +65,8 @@ class Queue(Section):
     """The same for low, which also gives way to the others."""
     low_starvation: Seconds = 20.0
     """Seconds after which one of low counts as normal. Less than its wait and its promise, or it never does."""
+    starved_share: Share = 0.1
+    """Of normal's turns, at most, go to such ones while others wait."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Queue:

@@ -68,6 +68,7 @@ def rules_of(section: Section) -> Rules:
             normal_share=queue.normal_share,
             low_share=queue.low_share,
             low_starvation_s=queue.low_starvation,
+            starved_share=queue.starved_share,
         ),
         shed=ShedRules(shed_at=shed.at, resume_at=shed.resume),
         scale=ScaleRules(

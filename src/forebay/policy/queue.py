@@ -7,7 +7,9 @@ go by what they were charged (`fair`), and each one's asks by their deadlines. N
 others: where a class's part is full, the tenant that fills most of it loses its last ask to one that would fill less.
 
 A `low` ask that has waited for `low_starvation_s` takes its turns among its tenant's `normal` ones, as due since then;
-it still counts as `low` for the bounds, but is no longer evicted for a newcomer.
+it still counts as `low` for the bounds, but is no longer evicted for a newcomer. Where `normal` ones wait, that is one
+at a time, after so many of theirs as `starved_share` asks for: more work that nobody hurries than the engines can do
+must not take their turns.
 
 One order of calls is required: `expire(now)` before `head(now)`, and `charge` right after each `take`, in the class
 that `take` returned.
@@ -63,6 +65,8 @@ class QueueRules:
     low: Bounds | None = None
     low_starvation_s: float = 20.0
     """Seconds after which a `low` ask counts as `normal`; infinite: never."""
+    starved_share: float = 0.1
+    """Of the turns of `normal`, at most, go to such asks while others wait; 1: they are all `normal`."""
     locality_tokens: float = 0.0
     """Weighted tokens of service by which a tenant with a warm prefix may go before its turn."""
     input_weight: float = 1.0
@@ -79,6 +83,8 @@ class QueueRules:
             )
         if not self.low_starvation_s > 0:
             raise ValueError(f"low_starvation_s must be greater than 0, not {self.low_starvation_s}")
+        if not 0 < self.starved_share <= 1:
+            raise ValueError(f"starved_share must be greater than 0 and at most 1, not {self.starved_share}")
         for name in ("locality_tokens", "input_weight", "output_weight"):
             value = getattr(self, name)
             if not (value >= 0 and isfinite(value)):
@@ -116,7 +122,18 @@ class WaitingRoom:
     `warm`: whether an ask's prefix is in some engine's cache; cheap, asked of a few heads at each `head`.
     """
 
-    __slots__ = ("_bands", "_deadlines", "_limits", "_number", "_slots", "_starved", "_young", "rules", "warm")
+    __slots__ = (
+        "_bands",
+        "_deadlines",
+        "_limits",
+        "_number",
+        "_slots",
+        "_starved",
+        "_turns",
+        "_young",
+        "rules",
+        "warm",
+    )
 
     def __init__(self, rules: QueueRules, warm: Callable[[Ask], bool] | None = None) -> None:
         self.rules = rules
@@ -127,6 +144,8 @@ class WaitingRoom:
         self._young: OrderedDict[int, Slot] = OrderedDict()
         self._starved = [0, 0]
         """`low` asks among the normal ones, and their tokens."""
+        self._turns = 0
+        """Asks of `normal` that went since one of `low` came among them."""
         self._number = 0
         self._limits = self._limit()
 
@@ -208,6 +227,8 @@ class WaitingRoom:
         its own where it starved. Raises KeyError where it does not wait."""
         slot = self._slots[ask.key]
         cls = slot.band.cls
+        if cls is Class.NORMAL and not slot.starved:
+            self._turns += 1
         self._remove(slot)
         return cls
 
@@ -244,7 +265,7 @@ class WaitingRoom:
     def next_starving(self) -> float | None:
         """When the next of `low` counts as `normal`, which may then go without idle capacity."""
         for slot in self._young.values():
-            return slot.since + self.rules.low_starvation_s
+            return slot.since + self.rules.low_starvation_s if self._may_promote() else None
         return None
 
     # --- accounts ----------------------------------------------------------------------------------------------------
@@ -409,8 +430,9 @@ class WaitingRoom:
         while young:
             slot = next(iter(young.values()))
             due = slot.since + self.rules.low_starvation_s
-            if due > now:
+            if due > now or not self._may_promote():
                 return
+            self._turns = 0
             del young[slot.ask.key]
             self._bands[Class.LOW].remove(slot)
             slot.starved = True
@@ -418,6 +440,12 @@ class WaitingRoom:
             self._starved[0] += 1
             self._starved[1] += slot.tokens
             self._bands[Class.NORMAL].add(slot, now)
+
+    def _may_promote(self) -> bool:
+        share = self.rules.starved_share
+        if share == 1:
+            return True
+        return not self._starved[0] and (not self._bands[Class.NORMAL].n or self._turns * share >= 1 - 1e-9)
 
     def _remove(self, slot: Slot) -> None:
         key = slot.ask.key
