@@ -119,6 +119,15 @@ def test_newcomers_take_their_part_of_each_second_and_a_flood_is_not_taken_for_t
     assert last(0, flood=500) <= alone + 2
 
 
+def test_nor_is_a_flood_whose_first_refusal_comes_seconds_later() -> None:
+    drain = Drain()
+    for now in (0.1, 0.9, 1.5, 2.4):
+        at(drain, now)
+        for _ in range(200):
+            drain.came()
+    assert slots(at(drain, 3.2), 40)[-1] <= slots(at(Drain(), 3.2), 40)[-1] + 4
+
+
 def test_those_who_come_when_told_are_no_newcomers() -> None:
     drain = at(Drain(), 0.0)
     told = slots(drain, 200)

@@ -21,6 +21,7 @@ Retry-After is.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from math import exp, inf, sqrt
 from typing import Final, NamedTuple
@@ -59,7 +60,7 @@ class Drain:
     """One model's. Times are monotonic seconds; one before the last counts as that.
 
     Mutable state: the measurements of R and μ, means over the last requests, what the next seconds are promised to, how
-    many newcomers there are a second.
+    many newcomers there were in each of the last.
     """
 
     RATE: Final = 0.8
@@ -97,6 +98,7 @@ class Drain:
         "_arrived",
         "_asked",
         "_booked",
+        "_came",
         "_cursors",
         "_each",
         "_ended",
@@ -107,10 +109,9 @@ class Drain:
         "_held_square",
         "_in_flight",
         "_length",
-        "_most",
         "_n",
+        "_new",
         "_new_asked",
-        "_newcomers",
         "_prompt",
         "_second",
         "_stall",
@@ -136,13 +137,13 @@ class Drain:
         self._ended = 0.0  # sequences
         self._prompt = self._length = self._n = self._held = self._held_square = self._unsure = 0.0
         self._arrived = 0
-        self._newcomers = 0.0
+        self._came: deque[float] = deque(maxlen=3 * int(self.NEWCOMERS))
+        self._new = 0.0  # newcomers a second
         self._asked = 0  # prompt tokens of this second's
         self._new_asked = self._taken = 0.0  # since `since` was last called
         self._supply: Supply | None = None
         self._given_at = -inf
         self._gives = self._each = (1.0, 1.0, 1.0)
-        self._most = inf  # requests a second that can be served
         self._booked = [_nothing() for _ in range(MAX_RETRY + 2)]  # a second each, modulo their number
         self._cursors: dict[Class, tuple[int, Three, Three]] = {}
 
@@ -225,7 +226,7 @@ class Drain:
             self._supply, self._given_at = supply, self.at
             self._gives = self.gives(supply)
             self._each = self._loads((self._prompt, self._n, self._n * self._held), self._gives)
-            self._most = 1 / max(*self._each, 1e-9)
+            self._new = self._newcomers(1 / max(*self._each, 1e-9))
         gives, each = self._gives, self._each
         full = self.FULL[cls]
         begin = over = self._ahead(supply, ahead, patience, gives, full)
@@ -234,7 +235,7 @@ class Drain:
             last = self._cursors[cls]
             if all(now <= then + self.MORE for now, then in zip(begin, last[2], strict=True)):
                 wait, over, begin = last
-        new = 0.0 if cls is Class.VIP else self._newcomers
+        new = 0.0 if cls is Class.VIP else self._new
         left = [max(0.0, 1 - self.AMPLE * new * load) for load in each]
         booked, second = self._booked, self._second
         while wait <= MAX_RETRY:
@@ -296,17 +297,24 @@ class Drain:
         self._unsure += share * (unsure - self._unsure)
         self._held_square += share * (held * held - self._held_square)
 
+    def _newcomers(self, most: float) -> float:
+        """So many a second. Those of one second count as no more than `most`, twice, and two: a flood is not taken for
+        what is to come."""
+        keep = exp(-1 / self.NEWCOMERS)
+        total = 0.0
+        for came in self._came:
+            total = total * keep + min(came, 2 * most + 2)
+        return total * (1 - keep)
+
     def _turn(self, second: int) -> None:
-        """Another second has begun. Newcomers are those who were not told to come; those of one second, so that a flood
-        is not taken for what is to come, count as no more than a few seconds' worth."""
+        """Another second has begun. Newcomers of the last one are those who were not told to come."""
         booked = self._booked
         size = len(booked)
         passed = second - self._second
         if self.at > -inf:
-            new = min(max(0.0, self._arrived - booked[self._second % size][3]), 2 * self._most + 2)
+            self._came.append(max(0.0, self._arrived - booked[self._second % size][3]))
+            self._came.extend([0.0] * min(passed - 1, self._came.maxlen or 0))
             self._new_asked += max(0.0, self._asked - booked[self._second % size][0])
-            keep = exp(-1 / self.NEWCOMERS)
-            self._newcomers = (self._newcomers * keep + new * (1 - keep)) * keep ** (passed - 1)
         for s in range(max(self._second, second - size), second):
             booked[s % size] = _nothing()
         self._second = second
@@ -317,7 +325,7 @@ class Drain:
         promised = sum(b[3] for b in self._booked)
         return (
             f"<Drain {self._tokens:,.0f} tokens in {self._waited:.1f} s, {self._ended:.0f} ends in "
-            f"{self._exposed:,.0f} sequence-seconds, {self._newcomers:.1f} new a second | {promised:,.0f} promised>"
+            f"{self._exposed:,.0f} sequence-seconds, {self._new:.1f} new a second | {promised:,.0f} promised>"
         )
 
 
