@@ -42,6 +42,8 @@ SUPPLY_FOR: Final = 0.05
 """Seconds for which what the engines give is not looked up again: with many of them that takes longer than the rest."""
 TICK: Final = 0.001
 """Seconds that a drain is not told of one by one."""
+FEW_MORE: Final = 8
+"""Tokens of an answer, or an eighth of those that were there, that are not told to the books by themselves."""
 RECHARGE: Final = 0.05
 """Of what a tenant was charged for a request, by how much that must be wrong to be changed before its end."""
 TOO_LONG: Final = "too_long"
@@ -204,14 +206,15 @@ class Admission:
         for books in self.books.values():
             for key, ask in books.asks.items():
                 tokens = counts.get(key)
-                if tokens is not None and tokens != ask.produced:
+                if tokens is not None:
                     self.produced(ask, tokens, now)
 
     def produced(self, ask: Ask, tokens: int, now: float) -> None:
         """`tokens` of each of its answers are there. What its tenant was charged follows what is now expected of it, so
         that answers longer than predicted are paid for while they run."""
-        if ask.holder is None:
-            return
+        before = ask.produced
+        if ask.holder is None or tokens - before < (FEW_MORE if before < 8 * FEW_MORE else before // 8):
+            return  # so little changes next to nothing, and costs as much as a decision
         self._book()
         service = self.rules.queue.service(ask.prompt_tokens, ask.holder.produced(ask, tokens))
         if abs(service - ask.charged) > RECHARGE * ask.charged:

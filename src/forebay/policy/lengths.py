@@ -109,7 +109,7 @@ class _Curve:
     def learn(self, parent: _Curve, memory: float, strength: float, everyone: int) -> None:
         """Take in what is new, age what is known (`everyone`: answers of all groups so far), and draw the curves anew
         up to the longest answer; beyond it they are the parent's."""
-        self.due = min(32, 1 + self.seen // 16)
+        self.due = min(64, 1 + self.seen // 16)
         top = self.top
         ended, risk, new_ended, cut = self.ended, self.risk, self.new_ended, self.cut
         reached = 0.0

@@ -65,6 +65,9 @@ _MOST_RATIO: Final = 20.0
 _EXPLAINED: Final = 1.5
 """A change of pace by more than this between dispatch and first token is taken out of the score: the margin need not
 cover what the expectation has learned by now. A miss stays a miss."""
+_ENOUGH: Final = 500
+"""First tokens after which the coefficients learn from every other one, and the margin of all from every fourth: each
+costs as much as a decision."""
 _STALE: Final = 60.0
 """Seconds after which what the last first tokens said of pace and margin is no longer held against an engine."""
 _WINDOW: Final = 10.0
@@ -147,6 +150,7 @@ class TtftBook:
         "_kv_share",
         "_last",
         "_least_room",
+        "_outcomes",
         "_pace",
         "_pair",
         "_pairs",
@@ -194,6 +198,7 @@ class TtftBook:
         self._asked = [inf] * len(LEVELS)  # since when each level is quoted without a dispatch
         self._served = 0.0
         self._doubt = _AT_FIRST
+        self._outcomes = 0
         self._rate = self._step = self._pair = 0.0
         self._draw()
 
@@ -398,7 +403,8 @@ class TtftBook:
         score = flight.score(took / change if change > 1 else took)
         self.levels[flight.level].observe(score, took > flight.bound)
         overall = self.overall
-        overall.observe(score, score > overall.margin)
+        if len(overall) < _ENOUGH or self._outcomes % 4 == 0:
+            overall.observe(score, score > overall.margin)
 
     def expected(self, key: Hashable) -> float:
         """TTFT as it was expected at its dispatch; 0 where nobody waits for its first token."""
@@ -443,6 +449,10 @@ class TtftBook:
         plain = max(x0 * c0 + x1 * c1 + x2 * c2 + x3 * c3 + x4 * c4, 1e-9)
         ratio = took / plain
         self._follow(ratio)
+        self._outcomes += 1
+        if self._fit.learned >= _ENOUGH and self._outcomes % 2:
+            self._draw()
+            return
         self._fit.learn(seen, ratio, plain)
         self._doubt = max(_DOUBT, _AT_FIRST / (1 + self._fit.learned / 10))
         self._draw()

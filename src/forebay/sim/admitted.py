@@ -86,9 +86,7 @@ class Admitted:
         for row, ask in books.asks.items():
             job = jobs.get(row)
             if job is not None and job.first_at >= 0:
-                tokens = model.delivered(job)
-                if tokens != ask.produced:
-                    self.admission.produced(ask, tokens, now)
+                self.admission.produced(ask, model.delivered(job), now)
         stats = model.stats
         self.admission.on_report(str(engine), Report(kv_used=model.kv_usage, preemptions=stats.preemptions), now)
 
