@@ -527,3 +527,17 @@ def test_who_leaves_before_the_first_token_pays_for_what_was_prefilled(ask: Asks
         admission.on_end(one, 10.0 * i + waits * expected, whole=False)
         paid.append(counter(admission, str(i)) - (counter(admission, str(i - 1)) if i else 0.0))
     assert paid == pytest.approx([0, 2_000 * 0.1 / UNDER_WAY, 2_000])
+
+
+def test_a_first_token_of_an_answer_that_is_not_streamed_is_presumed_once(ask: Asks) -> None:
+    """A long answer is passed on as it comes, so the driver sees some of it before its end."""
+    admission = policy()
+    long = ask(streams=False)
+    admission.offer(long, 0.0)
+    admission.on_first_token(long, 0.01)
+    admission.on_end(long, 0.02, tokens=5)
+    later = ask(60.0)
+    assert isinstance(admission.offer(later, 60.0), Admit)
+    book = admission.books["a"]
+    assert (long.stage, book.decoding, book.unseen) == (Stage.ENDED, 0, {})
+    assert book.ttft.learned == 0

@@ -194,8 +194,9 @@ class Admission:
     # --- telling -----------------------------------------------------------------------------------------------------
 
     def on_first_token(self, ask: Ask, now: float) -> None:
+        """Of an answer that is not streamed it is presumed, and says nothing: what is seen of it comes at its end."""
         books = ask.holder
-        if books is None or ask.stage is not _ADMITTED:
+        if books is None or ask.stage is not _ADMITTED or not ask.streams:
             return
         books.first_token(ask, now)
         ask.stage = _ANSWERING
