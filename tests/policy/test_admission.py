@@ -541,3 +541,19 @@ def test_a_first_token_of_an_answer_that_is_not_streamed_is_presumed_once(ask: A
     book = admission.books["a"]
     assert (long.stage, book.decoding, book.unseen) == (Stage.ENDED, 0, {})
     assert book.ttft.learned == 0
+
+
+def test_low_goes_by_the_engines_that_could_serve_it(ask: Asks) -> None:
+    admission = policy(a=FACTS, b=FACTS)
+    admission.offer(ask(tokens=2500, engines=("a",), model="m"), 0.0)
+    low = ask(tokens=100, engines=("a",), model="m", cls=Class.LOW)
+    assert isinstance(admission.offer(low, 0.0), Wait)
+    assert admission.due(0.001) == []
+    assert [one for one, _ in admission.due(0.2)] == [low]
+
+
+def test_low_is_not_kept_by_first_tokens_that_nobody_sees(ask: Asks) -> None:
+    admission = policy()
+    for i in range(5):
+        assert isinstance(admission.offer(ask(i / 4, tokens=2000, streams=False), i / 4), Admit)
+    assert isinstance(admission.offer(ask(20.0, cls=Class.LOW), 20.0), Admit)

@@ -159,14 +159,16 @@ class Admission:
             reason = DEADLINE if now >= ask.arrival + self.rules.wait[ask.cls] else "slo"
             out.append((ask, self._refuse(ask, reason, now, waited=True)))
         while len(room):
-            everyone = self.books.values()
-            head = room.head(now, idle=room.only_low and any(b.idle(now) for b in everyone))
+            head = room.head(now, idle=True)
             if head is None:
-                return min([b.again for b in everyone], default=inf)
+                return inf
             books = self._near(self._candidates(head), head)
             if not books:
                 return inf
-            found = self._place(head, room.turn(head), books, now)
+            turn = room.turn(head)
+            if turn is _LOW and not any(b.idle(now) for b in books):
+                return min([b.again for b in books])
+            found = self._place(head, turn, books, now)
             if found is not None:
                 out.append((head, self._admit(head, *found, room, now)))
                 continue

@@ -192,6 +192,8 @@ class EngineBooks:
         """Whether work that can wait may go to it: it has at most a step of prefill ahead, and KV to spare. Else
         `again` says when to ask anew if nothing else happens."""
         self.again = inf
+        if self.unseen:
+            self.presume(now)
         step = self.facts.prefill.budget_tokens
         if self.ttft.backlog(now) > step:
             self.again = self.ttft.until(step, now)
