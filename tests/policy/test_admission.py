@@ -543,6 +543,21 @@ def test_a_first_token_of_an_answer_that_is_not_streamed_is_presumed_once(ask: A
     assert book.ttft.learned == 0
 
 
+def test_what_fits_onto_no_engine_goes_to_an_empty_one_alone(ask: Asks) -> None:
+    """Its prompt and its predicted answer are over the ceiling: nothing would be gained by its waiting, and whoever
+    comes behind it would wait for nothing."""
+    admission = policy(RULES, a=replace(FACTS, kv_tokens=4096))
+    large, small = ask(tokens=3000), ask(tokens=10, max_tokens=5)
+    assert isinstance(admission.offer(large, 0.0), Admit)
+    assert isinstance(admission.offer(small, 0.0), Wait)
+    admission.on_end(large, 0.5)
+    assert [(one, type(told)) for one, told in admission.due(0.5)] == [(small, Admit)]
+    assert isinstance(admission.offer(ask(0.5, tokens=3000), 0.5), Wait)  # not beside another
+    too_long = admission.offer(ask(0.5, tokens=4000), 0.5)
+    assert isinstance(too_long, Refuse)
+    assert too_long.reason == "too_long"
+
+
 def test_low_goes_by_the_engines_that_could_serve_it(ask: Asks) -> None:
     admission = policy(a=FACTS, b=FACTS)
     admission.offer(ask(tokens=2500, engines=("a",), model="m"), 0.0)

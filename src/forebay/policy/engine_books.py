@@ -169,8 +169,8 @@ class EngineBooks:
         mean, var = self._length = self.lengths.residual((ask.model, ask.tenant), 0, ask.max_tokens)
         if not self.kv.fits(
             prompt, mean, var, ask.n, ceiling_share=shed.ceiling(cls) if shedding else rules.ceilings[cls]
-        ):
-            return inf
+        ) and (self.sequences or self.kv.foreign_blocks or self.never_takes(ask)):
+            return inf  # alone it goes: what it is feared to grow to will not be less later
         self._quoted = quoted = ttft.predict(prompt, 0, now, decoding)
         bound = quoted[1]
         promise = rules.ttft[ask.cls]
