@@ -572,3 +572,24 @@ def test_low_is_not_kept_by_first_tokens_that_nobody_sees(ask: Asks) -> None:
     for i in range(5):
         assert isinstance(admission.offer(ask(i / 4, tokens=2000, streams=False), i / 4), Admit)
     assert isinstance(admission.offer(ask(20.0, cls=Class.LOW), 20.0), Admit)
+
+
+@pytest.mark.parametrize("after", [1.0, 20.0])
+def test_after_a_reload_those_who_wait_may_do_so_for_as_long_as_it_says(ask: Asks, after: float) -> None:
+    def rules(wait: float) -> Rules:
+        return replace(RULES, ttft=dict.fromkeys(Class, 30.0), wait=dict.fromkeys(Class, wait))
+
+    admission = policy(rules(3.0), a=replace(FACTS, max_num_seqs=1))
+    fill(admission, ask, 1)
+    first, second = ask(0.1), ask(0.2)
+    admission.offer(first, 0.1)
+    admission.offer(second, 0.2)
+    assert admission.configure(rules(after), 0.5) == []
+    newcomer = ask(0.6)
+    admission.offer(newcomer, 0.6)
+    assert admission.rooms[""].position(newcomer) == 2
+    assert admission.next_due() == pytest.approx(0.1 + after)
+    assert admission.due(0.05 + after) == []
+    gone = admission.due(0.9 + after)
+    assert [one for one, _ in gone] == [first, second, newcomer]
+    assert {told.reason for _, told in gone if isinstance(told, Refuse)} == {"deadline"}

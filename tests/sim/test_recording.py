@@ -32,6 +32,7 @@ WRITTEN_BY_THE_POLICY = {
     "expected",
     "first_at",
     "holder",
+    "latest",
     "bound",
     "charged",
     "charged_as",

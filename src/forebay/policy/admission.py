@@ -120,9 +120,9 @@ class Admission:
         reason = TOO_LONG if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         ahead, expected = None, inf
         if reason is None:
-            best = min(books[:FEW], key=lambda b: b.expects(ask, now))
+            best = self._soonest_of(books, ask, now)
             due = ask.arrival + best.promise(ask)
-            ask.deadline = min(ask.deadline, ask.arrival + self.rules.wait[ask.cls], due)
+            ask.deadline = self._deadline(ask, best)
             position, ahead = room.ahead_of_new(ask)
             if ask.cls is _LOW:
                 ahead = room.tokens
@@ -288,6 +288,9 @@ class Admission:
             books.configure(rules, now)
         self.scaling.configure(rules.scale)
         for room in self.rooms.values():
+            for ask in room:
+                able = self._near(self._candidates(ask), ask)
+                ask.deadline = self._deadline(ask, self._soonest_of(able, ask, now) if able else None)
             for ask in room.rejudge(rules.queue, now):
                 self._put_out.append((ask, self._refuse(ask, "reload", now, waited=True)))
         return self.due(now)
@@ -307,6 +310,16 @@ class Admission:
                 self._lists.clear()
             self._lists[ask.engines] = found
         return found
+
+    def _deadline(self, ask: Ask, best: EngineBooks | None) -> float:
+        """`best`: the engine that its promise goes by, where it has one."""
+        waits = ask.arrival + self.rules.wait[ask.cls]
+        return min(ask.latest, waits, ask.arrival + best.promise(ask) if best is not None else inf)
+
+    @staticmethod
+    def _soonest_of(books: list[EngineBooks], ask: Ask, now: float) -> EngineBooks:
+        """`books` as of `_near`."""
+        return min(books[:FEW], key=lambda b: b.expects(ask, now))
 
     def _near(self, books: list[EngineBooks], ask: Ask) -> list[EngineBooks]:
         """Where they are more than `FEW`: those first that have the least prefill ahead of it, in seconds; among

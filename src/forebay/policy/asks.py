@@ -25,7 +25,8 @@ class Ask:
     """One request. The driver fills in what came with it; the rest is the policy's to write and anyone's to read.
 
     `prompt_tokens` are counted or estimated; `max_tokens` bounds each of `n` answers, None where nothing does.
-    `deadline` is the latest moment (monotonic seconds) at which it may still be admitted. `ttft_slo` is in seconds
+    `deadline` is the latest moment (monotonic seconds) at which it may still be admitted, by the rules that it waits
+    under; `latest`: as the driver gave it. `ttft_slo` is in seconds
     after `arrival`. `engines`: who could serve it. `streams`: its
     first token can be seen. `tag` is the driver's.
     """
@@ -45,6 +46,7 @@ class Ask:
         "first_at",
         "holder",
         "key",
+        "latest",
         "max_tokens",
         "model",
         "n",
@@ -83,7 +85,7 @@ class Ask:
         self.model = model
         self.max_tokens = max_tokens
         self.n = n
-        self.deadline = deadline
+        self.deadline = self.latest = deadline
         self.ttft_slo = ttft_slo
         self.engines = engines
         self.anonymous = anonymous

@@ -333,6 +333,14 @@ class Band:
         while len(self._idle) > self.idle_bound:
             self._forget()
 
+    def sort_all(self) -> None:
+        """When asks are due has changed."""
+        for _, _, line in self._order:
+            line.slots.sort(key=lambda slot: slot.key)
+            line.keys = [slot.key for slot in line.slots]
+            line.prompts = [slot.tokens for slot in line.slots]
+            line.services = [slot.service for slot in line.slots]
+
     def _recount(self, line: Line, counter: float) -> None:
         if line.slots:
             del self._order[bisect_left(self._order, line.place)]

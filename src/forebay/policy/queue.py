@@ -371,14 +371,23 @@ class WaitingRoom:
     # --- new rules ---------------------------------------------------------------------------------------------------
 
     def rejudge(self, rules: QueueRules, now: float) -> list[Ask]:
-        """A reload. The order stays, and whoever finds no place under the new bounds leaves and is returned: of each
-        class what exceeds its part, then `low`, `normal` and `vip` until all fit; of the tenant that fills most of the
-        room the last one due. Counters stay, in the weights they were charged in."""
+        """A reload, after which the deadlines of those who wait may be others; else the order stays. Whoever finds no
+        place under the new bounds leaves and is returned: of each class what exceeds its part, then `low`, `normal` and
+        `vip` until all fit; of the tenant that fills most of the room the last one due. Counters stay, in the weights
+        they were charged in."""
         self.rules = rules
         self._limits = self._limit()
         for band in self._bands.values():
             band.idle_bound = rules.idle_tenants
             band.measure_all()
+        for slot in self._slots.values():
+            if not slot.starved:
+                slot.key = (slot.ask.deadline, slot.number)
+        for band in self._bands.values():
+            band.sort_all()
+        due = [(slot.ask.deadline, slot.number, slot) for slot in self._slots.values()]
+        self._deadlines = [entry for entry in due if entry[0] < inf]
+        heapify(self._deadlines)
         self._young = OrderedDict(
             (slot.ask.key, slot)
             for slot in sorted(self._bands[Class.LOW], key=lambda s: s.number)
