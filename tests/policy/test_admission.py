@@ -593,3 +593,25 @@ def test_after_a_reload_those_who_wait_may_do_so_for_as_long_as_it_says(ask: Ask
     gone = admission.due(0.9 + after)
     assert [one for one, _ in gone] == [first, second, newcomer]
     assert {told.reason for _, told in gone if isinstance(told, Refuse)} == {"deadline"}
+
+
+def test_an_engine_that_comes_back_changed_still_holds_what_is_on_it(ask: Asks) -> None:
+    """A reload of its entry, or a KV cache that it had not told of."""
+    admission = policy(a=replace(FACTS, kv_tokens=None, max_num_seqs=4))
+    answering, *_ = fill(admission, ask, 2)
+    fresh, whole = ask(1.0, tokens=2000), ask(1.0, streams=False)
+    for one in (fresh, whole):
+        assert isinstance(admission.offer(one, 1.0), Admit)
+    admission.produced(answering, 40, 1.1)
+    assert len(admission.engine_gone("a", 1.2)) == 4
+    admission.engine_here("a", replace(FACTS, max_num_seqs=5), 1.3)
+    book = admission.books["a"]
+    assert (book.sequences, book.decoding, len(book.ttft)) == (4, 2, 2)
+    assert book.kv.held_blocks == 7 + 9 + 125 + 7
+    assert isinstance(admission.offer(ask(1.3), 1.3), Admit)
+    assert isinstance(admission.offer(ask(1.3), 1.3), Wait)
+    for one in list(book.asks.values()):
+        admission.on_first_token(one, 1.4)
+        admission.on_end(one, 1.5, tokens=50)
+    assert (book.sequences, book.decoding, len(book.ttft), book.kv.held_blocks, book.unseen) == (0, 0, 0, 0, {})
+    assert len(admission.due(1.5)) == 1

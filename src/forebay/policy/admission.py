@@ -269,12 +269,14 @@ class Admission:
         return list(books.asks.values()) if books is not None else []
 
     def engine_here(self, engine: str, facts: Facts, now: float) -> None:
-        """A new engine, or one that came back: with the books it had, where it is the same."""
-        books = self._aside.get(engine)
+        """A new engine, or one that came back: with the books it had, where it is the same. Where it has changed, what
+        is still on it counts in the new ones."""
+        books = self._aside.pop(engine, None)
         if books is None or books.facts != facts:
-            books = EngineBooks(engine, facts, self.rules, self.lengths)
+            before, books = books, EngineBooks(engine, facts, self.rules, self.lengths)
+            if before is not None and before.asks:
+                books.take_over(before, now)
         else:
-            del self._aside[engine]
             books.configure(self.rules, now)
         self.books[engine] = books
         self._lists.clear()

@@ -326,6 +326,25 @@ class EngineBooks:
         most, cap = self.facts.max_num_seqs, self.facts.concurrency
         self.cap = most if cap is None else max(1, min(most, round(cap * self.factor.value)))
 
+    def take_over(self, before: EngineBooks, now: float) -> None:
+        """What is on the engine by other books of it, which are then done with; and what those say of preemptions."""
+        self.shed = before.shed
+        self.shed.configure(self.rules.shed, self.rules.ceilings, now)
+        for ask in before.asks.values():
+            key, n = ask.key, ask.n
+            mean, var = self.lengths.residual(self.group(ask), ask.produced, ask.max_tokens)
+            self.kv.hold(key, ask.prompt_tokens, mean, var, n=n)
+            self.kv.progress(key, ask.produced * n, mean, var)
+            if ask.stage is _ANSWERING:
+                self.decoding += n
+            else:
+                self.ttft.dispatched(key, ask.prompt_tokens, 0, ask.admitted_at, decoding=self.decoding)
+                if not ask.streams:
+                    self.unseen[key] = before.unseen[key]
+            self.asks[key] = ask
+            ask.holder = self
+            self.sequences += n
+
     def configure(self, rules: Rules, now: float) -> None:
         self.rules = rules
         self.kv.z = rules.z
