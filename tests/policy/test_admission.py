@@ -15,6 +15,7 @@ from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.decisions import Admit, Decision, Refuse, Wait
 from forebay.policy.engine_books import UNDER_WAY, Facts, Report
+from forebay.policy.lengths import LONGEST
 from forebay.policy.prior import PrefillPrior
 from forebay.policy.queue import QueueRules
 from forebay.policy.rules import Rules
@@ -615,3 +616,23 @@ def test_an_engine_that_comes_back_changed_still_holds_what_is_on_it(ask: Asks) 
         admission.on_end(one, 1.5, tokens=50)
     assert (book.sequences, book.decoding, len(book.ttft), book.kv.held_blocks, book.unseen) == (0, 0, 0, 0, {})
     assert len(admission.due(1.5)) == 1
+
+
+@pytest.mark.parametrize("lie", [10**18, 10**400], ids=["10^18", "10^400"])
+def test_an_engine_that_lies_of_tokens_takes_no_turn_from_a_tenant_for_ever(ask: Asks, lie: int) -> None:
+    for most, believed in ((50, 50), (None, LONGEST)):
+        admission = policy()
+        one = ask(tenant="t", max_tokens=most)
+        admission.offer(one, 0.0)
+        admission.on_end(one, 1.0, tokens=lie)
+        admission.due(1.0)
+        assert admission.rooms[""].charged("t", Class.NORMAL) == 100 + 2 * believed
+
+
+@pytest.mark.parametrize("share", [float("nan"), inf, -1.0, 1e308])
+def test_a_use_that_is_none_is_passed_over(ask: Asks, share: float) -> None:
+    admission = policy()
+    for size in (0, -5, 1):
+        admission.on_report("a", Report(kv_used=share, kv_tokens=size), 0.0)
+    assert admission.books["a"].kv.foreign_blocks == 0
+    assert admission.books["a"].kv_tokens == FACTS.kv_tokens - 16

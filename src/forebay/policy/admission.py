@@ -19,7 +19,7 @@ from forebay.policy.asks import Ask, Class, Stage
 from forebay.policy.decisions import Admit, Decision, Quote, Refuse, Wait
 from forebay.policy.drain import NEVER, Drain, Supply
 from forebay.policy.engine_books import EngineBooks, Facts, Report
-from forebay.policy.lengths import Lengths
+from forebay.policy.lengths import LONGEST, Lengths
 from forebay.policy.queue import WaitingRoom
 from forebay.policy.rules import Rules
 from forebay.policy.scale import Scaling
@@ -232,8 +232,9 @@ class Admission:
             self._book()
             self._room(ask).drop(ask, now)
         elif stage is _ADMITTED or stage is _ANSWERING:
+            most = LONGEST if ask.max_tokens is None else min(ask.max_tokens, LONGEST)
             if tokens > ask.produced:
-                ask.produced = tokens
+                ask.produced = max(ask.produced, min(tokens, most))  # an engine that says more is not believed
             prompt: float = ask.prompt_tokens
             if ask.holder is not None:
                 if stage is _ADMITTED and not whole:

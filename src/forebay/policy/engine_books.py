@@ -285,12 +285,13 @@ class EngineBooks:
 
     def report(self, report: Report, now: float) -> None:
         blocks = None
-        if report.kv_tokens is not None:
+        if report.kv_tokens is not None and report.kv_tokens > 0:
             blocks = self._blocks(report.kv_tokens)
             if not self._known:
                 self._known = True
                 self.kv.capacity_blocks = blocks
-        used = None if report.kv_used is None else round(report.kv_used * self.kv.capacity_blocks)
+        share = report.kv_used
+        used = round(share * self.kv.capacity_blocks) if share is not None and 0 <= share <= 1 else None
         self.kv.correct(used, blocks, now)
         self.shed.on_report(report.preemptions, report.swapped, now)
         use = self.use()
