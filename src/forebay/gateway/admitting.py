@@ -165,14 +165,14 @@ class Admitting:
         now = monotonic()
         if x.stream:
             self._streams.pop(ask.key, None)
-        if ask.stage is _WAITING:
+        if self._waiting:  # also one that was put out, and left before it was told
             self._waiting.pop(ask.key, None)
         usage = x.usage
         tokens = x.events // ask.n
         if usage is not None:
             if usage.completion_tokens:
                 tokens = max(1, usage.completion_tokens // ask.n)
-            if usage.prompt_tokens:
+            if usage.prompt_tokens is not None and usage.prompt_tokens > 0:
                 self.tokens.learn(ask.model, x.counted, usage.prompt_tokens)
         self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is _OK)
         if self.policy.next_due() < inf:
