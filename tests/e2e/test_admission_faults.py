@@ -235,3 +235,37 @@ def test_whoever_cannot_be_held_by_any_engine_holds_nobody_up() -> None:
         assert max(t.end - t.sent for t in rest) < 1.0
         assert large.status in (400, 429)
         assert large.end - large.sent < 1.0
+
+
+def test_whoever_waits_goes_to_an_engine_that_comes_back() -> None:
+    options = ("--max-num-seqs", "1", "--decode-rate", "50")
+    with (
+        running(*options) as a,
+        running(*options) as b,
+        house(
+            a,
+            b,
+            admission={"ttft": PATIENT, "wait": dict.fromkeys(("vip", "normal", "low"), 20.0)},
+            of_each={"max_num_seqs": 1},
+        ) as gateway,
+    ):
+        crowd = Crowd(gateway)
+        b.process.kill()
+        b.process.wait()
+        eventually(lambda: gateway.metric("forebay_engine_healthy") == 1)
+        again = EngineProcess([*options, "--port", str(b.port)])
+
+        async def scenario() -> tuple[Told, list[Told]]:
+            busy = asyncio.ensure_future(crowd.ask(tokens=600))
+            await crowd.until(lambda: gateway.metric("forebay_engine_in_flight") == 1)
+            late = await crowd.in_turn([crowd.ask, crowd.ask])
+            await asyncio.to_thread(again.start)
+            done = await asyncio.gather(*late)
+            return await busy, done
+
+        try:
+            busy, late = asyncio.run(scenario())
+            assert ends([busy, *late]) == {(200, ""): 3}
+            assert max(t.end for t in late) < busy.end
+        finally:
+            again.stop()

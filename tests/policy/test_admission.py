@@ -636,3 +636,24 @@ def test_a_use_that_is_none_is_passed_over(ask: Asks, share: float) -> None:
         admission.on_report("a", Report(kv_used=share, kv_tokens=size), 0.0)
     assert admission.books["a"].kv.foreign_blocks == 0
     assert admission.books["a"].kv_tokens == FACTS.kv_tokens - 16
+
+
+def test_whoever_has_no_engine_left_keeps_nobody_from_another(ask: Asks) -> None:
+    one = replace(FACTS, max_num_seqs=1)
+    admission = policy(a=one, b=one)
+    (on_a, _), both = fill(admission, ask, 2, engines=("a", "b")), ("a", "b")
+    again, other = ask(engines=("b",)), ask(engines=both)
+    for late in (again, other):
+        assert isinstance(admission.offer(late, 0.1), Wait)
+    admission.on_end(on_a, 0.2)
+    for lost in admission.engine_gone("b", 0.2):
+        admission.on_end(lost, 0.2, whole=False)
+    (_, refused), (gone_on, admitted) = admission.due(0.2)
+    assert (type(refused), getattr(refused, "reason", "")) == (Refuse, "no_engine")
+    assert (gone_on, type(admitted)) == (other, Admit)
+    last = ask(0.3, engines=both)
+    assert isinstance(admission.offer(last, 0.3), Wait)
+    admission.engine_gone("a", 0.3)
+    assert admission.due(0.4) == []  # all are gone: whoever waits, waits for one to come back
+    admission.engine_here("b", one, 0.5)
+    assert [(who, type(told)) for who, told in admission.due(0.5)] == [(last, Admit)]

@@ -159,7 +159,9 @@ class Exchange(ABC):
             self.entry = gateway.fleet.catalog.get(self.entry.name, self.entry)
             candidates = tuple(c for c in self.entry.candidates if c not in self._tried)
         if gateway.admitting is not None and candidates and self.front.route.streams:
-            gateway.admitting.begin(self, candidates)
+            # One that is not healthy may be by the time the request goes.
+            able = self.entry.able
+            gateway.admitting.begin(self, tuple(c for c in able if c not in self._tried) if self._tried else able)
             return
         name = gateway.placement.choose(self.entry.name, candidates, self.received_at)
         if name is None:

@@ -124,13 +124,14 @@ class Handle:
 class Entry:
     """What one model name means now."""
 
-    __slots__ = ("_suffix", "candidates", "defaults", "engines", "name", "renames", "target", "target_json")
+    __slots__ = ("_suffix", "able", "candidates", "defaults", "engines", "name", "renames", "target", "target_json")
 
     def __init__(self, name: str, target: str, engines: tuple[Handle, ...], model: Model) -> None:
         self._suffix = b""
         self.name = name
         self.target = target
         self.engines = engines
+        self.able = tuple(e.name for e in engines)
         self.candidates = tuple(e.name for e in engines if e.healthy)
         self.defaults = {k: msgspec.json.encode(v) for k, v in model.defaults.items()}
         self.target_json = msgspec.json.encode(target)

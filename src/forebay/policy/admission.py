@@ -164,7 +164,11 @@ class Admission:
                 return inf
             books = self._near(self._candidates(head), head)
             if not books:
-                return inf
+                if not any(self._candidates(ask) for ask in room):
+                    return inf
+                room.drop(head, now)  # it has tried the engines that there are, and keeps those from them who have not
+                out.append((head, self._refuse(head, "no_engine", now, waited=True)))
+                continue
             turn = room.turn(head)
             if turn is _LOW and not any(b.idle(now) for b in books):
                 return min([b.again for b in books])
