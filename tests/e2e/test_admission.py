@@ -303,3 +303,12 @@ def test_the_families_are_on_the_metrics_page(crowd: Crowd) -> None:
     for name in ("kv_predicted", "shed_level", "prefill_rate", "prefill_ahead"):
         assert f'forebay_engine_{name}{{engine="e0"}}' in text
     assert "# TYPE forebay_admission" in text
+
+
+def test_a_number_of_four_hundred_digits_takes_no_place(crowd: Crowd) -> None:
+    async def scenario() -> list[Told]:
+        return [await crowd.ask(tokens=10**400), await crowd.ask(n=10**400), await crowd.ask()]
+
+    *odd, after = asyncio.run(scenario())
+    assert [t.status for t in odd] == [400, 400]  # the engine's word
+    assert after.ok

@@ -745,3 +745,11 @@ def test_engine_that_refuses(gateway: Gateway) -> None:
     answer = gateway.ask(chat("away"))
     failed(answer, "No engine can take 'away' now: none of its engines is healthy.", 503, "no_engine")
     assert answer.get("retry-after") == "5"
+
+
+def test_usage_that_no_float_holds_leaves_the_metrics_as_they_are(gateway: Gateway, engines: Engines) -> None:
+    body = b'{"choices": [], "usage": {"prompt_tokens": %d, "completion_tokens": %d}}' % (10**400, 10**400)
+    assert play(gateway, engines, says(whole(200, body))).body == body
+    answered = gateway.metric("forebay_requests_total", outcome="ok")
+    assert play(gateway, engines, says(whole(200, body))).status == 200
+    assert gateway.metric("forebay_requests_total", outcome="ok") == answered + 1

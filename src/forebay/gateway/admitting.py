@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
     from forebay.gateway.fleet import Entry, Handle
 
+MOST_TOKENS: Final = 1 << 40
+"""No answer is longer, whatever is said of it. Python reads a number of 400 digits, which has no float."""
 _OK: Final = Outcome.OK  # reading a member off an Enum class is slow
 _WAITING: Final = Stage.WAITING
 REASONS: Final = {
@@ -121,6 +123,8 @@ class Admitting:
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if most is None or most <= 0:
             most = _default_most(x.entry)
+        if most is not None and most > MOST_TOKENS:
+            most = MOST_TOKENS
         self._keys += 1
         caller = front.caller
         x.ask = ask = Ask(

@@ -15,7 +15,7 @@ from forebay.api import openai
 from forebay.api.routes import ROUTES
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.admitting import Admitting
+from forebay.gateway.admitting import MOST_TOKENS, Admitting
 from forebay.gateway.callers import Caller, Callers
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.explaining import TOLD, asks_for
@@ -264,7 +264,8 @@ class Gateway:
             series.itl.total += x.heard_at - x.first_content_at
         spent = b""
         if usage is not None:
-            prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
+            prompt = min(usage.prompt_tokens or 0, MOST_TOKENS)
+            completion = min(usage.completion_tokens or 0, MOST_TOKENS)
             if prompt > 0:
                 series.prompt.value += prompt
             if completion > 0:
