@@ -70,6 +70,33 @@ CASES = {
         "engines: [{name: a, url: 'http://h'}]\nadmission:\n  record: run.jsonl\n",
         ["3: admission.record: warning: nothing is recorded: admission.enabled is false"],
     ),
+    "admission that nobody switched on": (
+        "engines: [{name: a, url: 'http://h', concurrency: 5}]\nadmission:\n  ttft: {vip: 3}\n  tpot: 0.05\n",
+        ["1: engines[0].concurrency: warning: not used: admission.enabled is false (found 5)",
+         "3: admission.ttft: warning: not used: admission.enabled is false",
+         "4: admission.tpot: warning: not used: admission.enabled is false"],
+    ),
+    "admission switched off": (
+        "engines: [{name: a, url: 'http://h'}]\nadmission:\n  enabled: false\n  ttft: {vip: 3}\n",
+        [],
+    ),
+    "settings of admission that do nothing": (
+        "engines:\n  - {name: a, url: 'http://h', kind: openai}\n"
+        "  - name: b\n    url: http://h\n    max_num_batched_tokens: 128\n"
+        "  - {name: c, url: 'https://h', kind: openai, api_key: '${KEY}'}\n"
+        "  - {name: d, url: 'http://h', kind: openai, kv_tokens: 9000}\n"
+        "admission:\n  enabled: true\n  wait:\n    vip: 2\n    normal: 1\n    low: 5\n  queue:\n    low_share: 0.1\n"
+        "  scale:\n    up: 0.5\n    settle: 5\n  record: gone/run.jsonl\n",
+        ["2: engines[0].kind: warning: has no metrics that would tell its KV cache: without kv_tokens it is taken for "
+         "endless",
+         "5: engines[1].max_num_batched_tokens: warning: fewer than max_num_seqs (256): not every sequence has a token "
+         "in a step (found 128)",
+         "11: admission.wait.vip: warning: no use over ttft.vip (1.5 s) (found 2)",
+         "14: admission.queue.low_starvation: warning: low never counts as normal: it waits for 5 s at most (wait.low, "
+         "ttft.low) (found 20)",
+         "17: admission.scale.up: warning: not used: no engine has a soft cap (engines[].concurrency)",
+         "19: admission.record: warning: its folder is not there: nothing will be recorded"],
+    ),
     "no engine": (
         "metrics: {}\nengines: []\n",
         ["2: engines: warning: there are none: `forebay serve` needs one here, or its --engine"],

@@ -195,6 +195,19 @@ BAD = [
         ["1: admin: the address is taken: listeners[0].address by default is 127.0.0.1:8080 (found 'localhost:8080')"]),
     Bad("soft cap", "engines:\n  - {name: a, url: http://h, max_num_seqs: 8, concurrency: 9}\n",
         ["2: engines[0]: concurrency must not be more than max_num_seqs (8) (found a mapping)"]),
+    Bad("no first token", "engines: [{name: a, url: http://h}]\nadmission: {enabled: true, ttft: {low: 0.01}}\n",
+        ["1: admission.ttft.low promises 0.01 s, and the empty engine a needs 0.0201 s for a prompt of one token "
+         "(decode_step 0.02) (found a mapping)"]),
+    Bad("no pace", "engines: [{name: a, url: http://h}]\nadmission: {enabled: true, tpot: 0.01}\n",
+        ["1: admission.tpot promises 0.01 s a token, and the empty engine a needs 0.02 s (decode_step) "
+         "(found a mapping)"]),
+    Bad("no cache", "engines: [{name: a, url: http://h, kv_tokens: 32}]\n"
+        "admission: {enabled: true, ceilings: {low: 0.9, normal: 1, vip: 1}}\n",
+        ["1: kv_tokens 32 of the engine a leave no block of 16 tokens under admission.ceilings.low (0.9) "
+         "(found a mapping)"]),
+    Bad("no multiple", "admission: {ttft_multiple: 0.5}\n",
+        ["1: admission: ttft_multiple must be 0 or over 1, not 0.5: no engine is faster than it is alone "
+         "(found a mapping)"]),
     Bad("scale", "admission:\n  scale: {least_replicas: 3, most_replicas: 2, most: 0.5}\n",
         ["2: admission.scale.most: out of range (found 0.5; allowed a number from 1 to 100)"]),
     Bad("any key", "listeners:\n  - address: 0.0.0.0:80\ncallers:\n  anonymous:\n    any_key: true\n",

@@ -149,3 +149,11 @@ class Admission(Section):
     that is there already is kept beside it, with `.1` to its name."""
     record_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 40)] = 256 << 20
     """Size of the file at which the recording ends."""
+
+    @model_validator(mode="after")
+    def _within_reach(self) -> Admission:
+        if 0 < self.ttft_multiple <= 1:
+            raise clash(
+                f"ttft_multiple must be 0 or over 1, not {self.ttft_multiple:g}: no engine is faster than it is alone"
+            )
+        return self

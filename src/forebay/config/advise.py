@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from forebay.config.document import Node, Path, Trouble
+from forebay.config.fit import idle_settings
 from forebay.config.models import Config
 
 
@@ -18,6 +19,8 @@ def cautions(config: Config, tree: Node | None) -> Iterator[Trouble]:
     yield from _models(config)
     yield from _callers(config, tree)
     yield from _timeouts(config)
+    for path, message, found in idle_settings(config):
+        yield Trouble(0, path, message, found)
     if tree is not None and (url := tree.child("database")) and url.written is None and _has_password(config.database):
         yield Trouble(0, ("database",), "the password is readable in the file; write ${VAR}")
     if not config.admin.loopback:

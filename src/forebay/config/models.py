@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from forebay.config.admission import Admission
+from forebay.config.fit import impossible
 from forebay.config.section import Class, Name, Seconds, Secret, Section
 from forebay.config.section import clash as _clash
 from forebay.errors import shown
@@ -447,16 +448,8 @@ class Config(Section):
                     raise _clash(f"the alias {alias} is taken by {taken.get(alias, 'a model of that name')}")
                 taken[alias] = model
         if self.admission.enabled:
-            promises = self.admission.ttft
-            for engine in self.engines:
-                # an empty engine takes one step for a short prompt
-                least = engine.decode_step + 1 / engine.prefill_tokens_per_s
-                for cls, promised in (("vip", promises.vip), ("normal", promises.normal), ("low", promises.low)):
-                    if promised < least:
-                        raise _clash(
-                            f"admission.ttft.{cls} promises {promised:g} s, and the empty engine {engine.name} needs "
-                            f"{least:.3g} s for a prompt of one token (decode_step {engine.decode_step:g})"
-                        )
+            for why in impossible(self.admission, self.engines):
+                raise _clash(why)
         if self.callers.anonymous.any_key and not all(x.address.loopback for x in self.listeners):
             raise _clash("callers.anonymous.any_key is for loopback listeners only")
         return self
