@@ -266,6 +266,19 @@ def test_a_capacity_counts_when_said_twice_and_within_reason() -> None:
     assert book.capacity_blocks == 800
 
 
+def test_a_capacity_that_is_insisted_on_counts_in_the_end() -> None:
+    """The first one may have been the lie."""
+    book = KvBook(B, 1)
+    for i in range(240):
+        book.correct(None, 1000 if i % 2 else None, i / 4)
+    assert book.capacity_blocks == 1
+    book.correct(None, 1000, 60.25)
+    assert book.capacity_blocks == 1000
+    for i in range(400):
+        book.correct(None, -5, 100.0 + i)
+    assert book.capacity_blocks == 1000
+
+
 # --- long runs --------------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ from forebay.policy.lengths import LONGEST, bucket, first_of
 
 FROZEN_S: Final = 5.0
 """An engine that holds something and reports the very same use for so long is not measuring it."""
+INSISTS_S: Final = 60.0
+"""An engine that says a capacity for so long is believed, however far it is from what it said before."""
 FADE_S: Final = 2.0
 """A correction halves in this time when no report confirms it."""
 
@@ -73,6 +75,7 @@ class KvBook:
         "_prefixes",
         "_privates",
         "_proposed",
+        "_proposed_at",
         "_reported",
         "_rests",
         "_rows",
@@ -106,7 +109,8 @@ class KvBook:
         self._best = 0.0
         self._correction = 0.0
         self._reported: tuple[float, float, int] | None = None  # last report, its use, since when it is the same
-        self._proposed = 0
+        self._proposed = 0  # a capacity, and since when each report says it
+        self._proposed_at = 0.0
 
     # --- a request's life ---------------------------------------------------------------------------------------------
 
@@ -361,13 +365,17 @@ class KvBook:
         Use beyond the books (other clients of the engine) is added to them, half of the difference each time; use below
         them is not given away, because a prompt still being prefilled looks the same. No number, a use outside
         0..capacity, and one that has been the very same for FROZEN_S while the engine held something say nothing: then
-        the correction fades. A capacity counts when two reports in a row say it, and when it is within 16 × either way.
+        the correction fades. A capacity counts when two reports in a row say it, and when it is within 16 × either way
+        or nothing else was said for INSISTS_S: what is known may be the lie.
         """
         if capacity_blocks is not None and capacity_blocks != self.capacity_blocks:
             known = self.capacity_blocks
-            if capacity_blocks == self._proposed and known <= 16 * capacity_blocks <= 256 * known:
+            if capacity_blocks != self._proposed:
+                self._proposed, self._proposed_at = capacity_blocks, now
+            elif known <= 16 * capacity_blocks <= 256 * known or (
+                capacity_blocks >= 1 and now - self._proposed_at >= INSISTS_S
+            ):
                 self.capacity_blocks = capacity_blocks
-            self._proposed = capacity_blocks
         elif capacity_blocks is not None:
             self._proposed = 0
         last = self._reported
