@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import threading
@@ -10,7 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from e2e.crowd import PATIENT, Crowd, Liar, Told, ends, house, nothing_is_left, running, wave
+from e2e.client import chat
+from e2e.crowd import KEYS, MODEL, PATIENT, Crowd, Liar, Told, ends, house, hup, nothing_is_left, running, wave
+from e2e.engine import RawEngine
 from e2e.gateway import Gateway
 from engine_process import EngineProcess
 from waiting import eventually
@@ -269,3 +272,15 @@ def test_whoever_waits_goes_to_an_engine_that_comes_back() -> None:
             assert max(t.end for t in late) < busy.end
         finally:
             again.stop()
+
+
+def test_an_engine_whose_settings_are_reloaded_is_not_out_until_its_next_check() -> None:
+    raw = RawEngine([MODEL])
+    with house(raw, admission={"ttft": PATIENT}, of_each={"kind": "openai", "unhealthy_after": 100}) as gateway:
+        raw.healthy = False
+        hup(gateway, {}, engines=[{**e, "max_num_seqs": 7} for e in gateway.config["engines"]])
+        answer = gateway.ask(chat(MODEL), key=KEYS["normal"])
+        assert answer.status == 200
+        state = json.loads(gateway.admin("/admin/admission")[1])
+        assert [e["cap"] for e in state["workers"][0]["engines"]] == [7]
+    raw.close()

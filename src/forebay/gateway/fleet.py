@@ -117,6 +117,13 @@ class Handle:
             return True
         return False
 
+    def follow(self, before: Handle) -> None:
+        """Where it is the same server under other settings, what was known of it holds until the next check."""
+        ours, theirs = self.config, before.config
+        if (ours.url, ours.kind, ours.tls, ours.api_key) == (theirs.url, theirs.kind, theirs.tls, theirs.api_key):
+            self.healthy, self.why = before.healthy, before.why
+            self.discovered, self.report = before.discovered, before.report
+
     def __repr__(self) -> str:
         return f"<Engine {self.name} {'healthy' if self.healthy else self.why} {self.in_flight} in flight>"
 
@@ -194,7 +201,8 @@ class Fleet:
         self.report_interval = config.admission.report_interval
         wanted = {e.name: e for e in config.engines}
         timeouts = config.timeouts
-        for name, handle in tuple(self.handles.items()):
+        before = dict(self.handles)
+        for name, handle in before.items():
             if wanted.get(name) != handle.config:
                 del self.handles[name]
                 handle.pool.close()
@@ -206,6 +214,8 @@ class Fleet:
         for name, engine in wanted.items():
             if name not in self.handles:
                 handle = self.handles[name] = Handle(engine, self._pool(engine, timeouts), self._clock())
+                if name in before:
+                    handle.follow(before[name])
                 handle.task = self._tasks.spawn(self._watch(handle))
                 if self.watcher is not None:
                     handle.scraping = self._tasks.spawn(self._scrape(handle, self.watcher))
