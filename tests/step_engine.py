@@ -50,7 +50,7 @@ class StepEngine:
     paths: set[str] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 path = head.split(b" ", 2)[1].decode()
@@ -58,7 +58,10 @@ class StepEngine:
                 body = await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
                 self.paths.add(path)
                 self.answer(path, body, writer)
-        writer.close()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return
+        finally:
+            writer.close()  # also where the test's loop ends first
 
     def answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
