@@ -16,7 +16,7 @@ from forebay.policy.scale import Factor
 from forebay.policy.shed import Shedder
 from forebay.policy.ttft import Quoted, TtftBook
 
-LEARN_EVERY: Final = 0.005
+LEARN_EVERY: Final = 0.02
 """Seconds between two answers of an engine that the length statistics take in: more would cost more than they teach."""
 SLACK: Final = 0.25
 """Seconds of prefill that go ahead of what decoding has made up for."""
