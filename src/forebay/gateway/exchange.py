@@ -28,6 +28,7 @@ from forebay.wire.upstream import Call, Failure
 
 if TYPE_CHECKING:
     from forebay.gateway.app import Gateway
+    from forebay.gateway.tokens import Counted
     from forebay.policy.asks import Ask
 
 _TIMEOUTS: Final = frozenset({Failure.CONNECT_TIMEOUT, Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT})
@@ -135,7 +136,7 @@ class Exchange(ABC):
         self._error_body = b""
         self._inflater: Inflater | None = None
         self.ask: Ask | None = None
-        self.counted = NOTHING  # its prompt, as its tokens were estimated
+        self.counted: Counted = NOTHING  # its prompt, as its tokens were estimated
         reply.on_gone = self.client_gone
 
     @property

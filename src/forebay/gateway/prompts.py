@@ -88,9 +88,6 @@ class Prompt(NamedTuple):
     """As `NAMES` says."""
     exact: int = 0
     """Where a prompt is token ids: how many. Else 0."""
-    small: int = 0
-    """Bytes of a text too short to be taken apart, for which an error is a few tokens; less than 0 where it is not all
-    ASCII. Else 0."""
 
 
 NOTHING: Final = Prompt(())
@@ -98,13 +95,15 @@ SMALL: Final = 512
 """Bytes under which a text is not taken apart."""
 
 
-def glance(body: AnyBody) -> Prompt | None:
-    """A chat's text, where it is a small one without tools and parts."""
-    if isinstance(body, ChatBody) and len(body.tools) <= 4:
+def glance(body: AnyBody) -> int:
+    """The bytes of a chat's text, where it is a small one without tools and parts, for which an error is a few tokens;
+    less than 0 where it is not all ASCII. Else 0."""
+    if type(body) is ChatBody and len(body.tools) <= 4:
         text = bytes(body.messages)
-        if len(text) < SMALL and b'"type"' not in text:
-            return Prompt((), 0, len(text) if text.isascii() else -len(text))
-    return None
+        size = len(text)
+        if size < SMALL and b'"type"' not in text:
+            return size if text.isascii() else -size
+    return 0
 
 
 def look(body: AnyBody) -> Prompt:

@@ -133,6 +133,10 @@ class _Rates:
             self.other += _RATE * (max(actual - _OWN, 0) / -small - self.other)
 
 
+Counted = Prompt | int
+"""What was counted of a prompt; of a small one as `glance`."""
+
+
 class TokenEstimates:
     """Mutable state: weights and rates by model, at most so many."""
 
@@ -144,12 +148,13 @@ class TokenEstimates:
         self._first = _Weights()
         self._small: dict[str, _Rates] = {}
         self._first_small = _Rates()
+        self._answers = 0
 
-    def of(self, model: str, body: AnyBody) -> tuple[int, Prompt]:
+    def of(self, model: str, body: AnyBody) -> tuple[int, Counted]:
         """(tokens, what was counted) of a request; the latter is to be handed back to `learn`."""
-        prompt = glance(body)
-        if prompt is not None:
-            return int(self._small.get(model, self._first_small).tokens(prompt.small)) + 1, prompt
+        small = glance(body)
+        if small:
+            return int(self._small.get(model, self._first_small).tokens(small)) + 1, small
         prompt = look(body)
         if prompt.exact:
             return prompt.exact, prompt
@@ -158,10 +163,14 @@ class TokenEstimates:
         weights = self._models.get(model, self._first)
         return round(weights.tokens(prompt.counts)), prompt
 
-    def learn(self, model: str, prompt: Prompt, actual: int) -> None:
+    def learn(self, model: str, prompt: Counted, actual: int) -> None:
         """An engine has counted `actual`. What is beyond 20 × the estimate either way is no count of this prompt."""
-        if prompt.small:
-            self._learn_small(model, prompt.small, actual)
+        if type(prompt) is int:
+            self._answers += 1
+            if self._answers <= _ALL or self._answers % _EVERY == 0:
+                self._learn_small(model, prompt, actual)
+            return
+        assert isinstance(prompt, Prompt)
         if not prompt.counts:
             return
         weights = self._models.get(model, self._first)
