@@ -657,3 +657,11 @@ def test_whoever_has_no_engine_left_keeps_nobody_from_another(ask: Asks) -> None
     assert admission.due(0.4) == []  # all are gone: whoever waits, waits for one to come back
     admission.engine_here("b", one, 0.5)
     assert [(who, type(told)) for who, told in admission.due(0.5)] == [(last, Admit)]
+
+
+def test_a_bound_beyond_every_float_is_none(ask: Asks) -> None:
+    admission = policy(a=replace(FACTS, max_num_seqs=1))
+    fill(admission, ask, 1)
+    for _ in range(3):
+        one = ask(tokens=30_000, max_tokens=10**400)
+        assert isinstance(admission.offer(one, 0.0), Refuse)

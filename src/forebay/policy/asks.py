@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.config.models import Class
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from forebay.policy.engine_books import EngineBooks
 
 __all__ = ["Ask", "Class", "Stage"]
+
+_MOST: Final = 1 << 40
+"""Tokens; more means no bound, and is beyond what a float divides by."""
 
 
 class Stage(Enum):
@@ -83,7 +86,7 @@ class Ask:
         self.cls = cls
         self.tenant = tenant
         self.model = model
-        self.max_tokens = max_tokens
+        self.max_tokens = max_tokens if max_tokens is None or max_tokens < _MOST else _MOST
         self.n = n
         self.deadline = self.latest = deadline
         self.ttft_slo = ttft_slo
