@@ -11,7 +11,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from forebay.config.models import Class
-from forebay.policy.admission import Admission
+from forebay.policy.admission import MOST_ROOMS, Admission
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.decisions import Admit, Decision, Refuse, Wait
 from forebay.policy.engine_books import UNDER_WAY, Facts, Report
@@ -665,3 +665,18 @@ def test_a_bound_beyond_every_float_is_none(ask: Asks) -> None:
     for _ in range(3):
         one = ask(tokens=30_000, max_tokens=10**400)
         assert isinstance(admission.offer(one, 0.0), Refuse)
+
+
+def test_an_answer_whose_model_is_forgotten_takes_nobody_s_room(ask: Asks) -> None:
+    admission = policy()
+    old = ask(model="old")
+    assert isinstance(admission.offer(old, 0.0), Admit)
+    names = iter(range(10_000))
+    while "old" in admission.rooms or len(admission.rooms) < MOST_ROOMS - 1:
+        one = ask(model=str(next(names)))
+        admission.offer(one, 0.0)
+        admission.on_end(one, 0.0, tokens=1)
+    admission.due(0.0)
+    admission.on_end(old, 1.0, tokens=1)
+    assert isinstance(admission.offer(ask(1.0, model="new", tokens=100_000), 1.0), Refuse)
+    assert "new" in admission.rooms

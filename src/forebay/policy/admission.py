@@ -116,6 +116,7 @@ class Admission:
                     return self._admit(ask, *found, room, now)
             again = min([b.again for b in books])
         self._book()
+        room = self._room(ask)  # booking may have forgotten it, as one that nobody waits in
         self._drain(ask, room, now).came(_asks_for(ask))
         reason = TOO_LONG if all(b.never_takes(ask) for b in books) else self._shed(ask, books)
         ahead, expected = None, inf

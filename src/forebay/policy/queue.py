@@ -332,11 +332,6 @@ class WaitingRoom:
         return self._starved[i] if cls is Class.NORMAL else 0
 
     @property
-    def only_low(self) -> bool:
-        """Whether nobody waits who goes without idle capacity."""
-        return not (self._bands[Class.VIP].n or self._bands[Class.NORMAL].n)
-
-    @property
     def starved(self) -> int:
         """Those of `low` who count as `normal`."""
         return self._starved[0]
