@@ -19,7 +19,8 @@ import typer
 from forebay import __version__
 from forebay.cli.children import Plan, python
 from forebay.cli.supervisor import EX_UNAVAILABLE, CannotStart, Supervisor, bind, prepare_state_dir
-from forebay.config.models import Address, Anonymous, Callers, Class, Config, Engine, EngineKind, Listener
+from forebay.config.engine import Engine, EngineKind
+from forebay.config.models import Address, Anonymous, Callers, Class, Config, Listener
 from forebay.config.problems import ConfigError
 from forebay.gateway import logs
 

@@ -9,7 +9,8 @@ from forebay.config.section import Class
 
 if TYPE_CHECKING:
     from forebay.config.admission import Admission
-    from forebay.config.models import Config, Engine
+    from forebay.config.engine import Engine
+    from forebay.config.models import Config
 
 BLOCK = 16
 """Tokens of a KV block where an engine does not say."""

@@ -11,14 +11,13 @@ import ipaddress
 import json
 import os
 import re
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from forebay.config.admission import Admission
+from forebay.config.engine import VISIBLE, Engine
 from forebay.config.fit import impossible
 from forebay.config.section import Class, Name, Seconds, Secret, Section
 from forebay.config.section import clash as _clash
@@ -125,95 +124,6 @@ class Listener(Section):
         return value
 
 
-class ClientTLS(Section):
-    ca: Path | None = None
-    """PEM file with the authorities to trust instead of the system's."""
-    server_name: str | None = None
-    """Name to verify instead of the URL's host."""
-    verify: bool = True
-    """False accepts any certificate; said in the log at every start."""
-
-
-_VISIBLE = re.compile(r"[!-~]+")
-
-
-class EngineKind(StrEnum):
-    VLLM = "vllm"
-    OPENAI = "openai"
-
-
-class Engine(Section):
-    name: Name
-    """Its label in metrics, logs and headers."""
-    url: str
-    """http:// or https:// and a host, without `/v1`; a path is kept as a prefix."""
-    kind: EngineKind = EngineKind.VLLM
-    """What it is: its metrics, health check and refusals are read accordingly."""
-    models: tuple[Name, ...] = ()
-    """Models it serves, by the engine's own names; empty: asked of the engine at /v1/models."""
-    api_key: Secret | None = Field(default=None, repr=False)
-    """Sent upstream as a bearer token; write ${VAR}."""
-    tls: ClientTLS = ClientTLS()
-    """How an https:// url is verified."""
-    max_connections: Annotated[int, Field(ge=1, le=65_535)] = 8_192
-    """Most connections open to it at once, idle ones included."""
-    max_idle: Annotated[int, Field(ge=0, le=65_535)] = 256
-    """Most idle connections kept."""
-    health_interval: Seconds = 5.0
-    """Seconds between health checks."""
-    health_timeout: Seconds = 2.0
-    """A health check that takes longer has failed."""
-    unhealthy_after: Annotated[int, Field(ge=1, le=100)] = 2
-    """Consecutive failed checks before it is taken out."""
-    max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """Sequences it runs at once (vLLM: --max-num-seqs); admission sends no more."""
-    concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Sequences it is to run at once while the queue is short: a soft cap that admission.scale moves, up to
-    max_num_seqs. None: no such cap."""
-    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = 2_048
-    """Tokens of one of its steps (vLLM: --max-num-batched-tokens)."""
-    kv_tokens: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
-    """Tokens its KV cache holds; asked of the engine's metrics where not given."""
-    prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1e9)] = 8_000.0
-    """How fast it prefills, to begin with: what it really does is learned."""
-    decode_step: Seconds = 0.02
-    """Seconds of one of its decode steps, to begin with."""
-
-    @field_validator("url")
-    @classmethod
-    def _url(cls, value: str) -> str:
-        try:
-            u = urlsplit(value)
-        except ValueError:
-            raise ValueError("an engine's url starts with http:// or https:// and names a host") from None
-        if u.scheme not in ("http", "https") or not u.hostname or not _VISIBLE.fullmatch(value):
-            raise ValueError("an engine's url starts with http:// or https:// and names a host")
-        if u.query or u.fragment or u.username or u.password:
-            raise ValueError("an engine's url has no query, fragment or user; put the key in api_key")
-        if u.path.rstrip("/").endswith("/v1"):
-            raise ValueError("leave /v1 off: it is added to each request's path")
-        try:
-            port = u.port
-        except ValueError:
-            port = 0
-        if port == 0:
-            raise ValueError("an engine's url has a port from 1 to 65535")
-        return value.rstrip("/")
-
-    @model_validator(mode="after")
-    def _within_the_engine(self) -> Engine:
-        if self.concurrency is not None and self.concurrency > self.max_num_seqs:
-            raise _clash(f"concurrency must not be more than max_num_seqs ({self.max_num_seqs:,})")
-        return self
-
-    @field_validator("api_key")
-    @classmethod
-    def _sendable(cls, value: str | None) -> str | None:
-        if value is not None and not _VISIBLE.fullmatch(value):
-            raise ValueError("an api_key is printable ASCII without spaces or line ends")
-        return value
-
-
 class Model(Section):
     """What is said about one model, by the engine's own name."""
 
@@ -266,7 +176,7 @@ class Key(Section):
     @field_validator("key")
     @classmethod
     def _long_enough(cls, value: str) -> str:
-        if len(value) < 20 or not _VISIBLE.fullmatch(value):
+        if len(value) < 20 or not VISIBLE.fullmatch(value):
             raise ValueError("a key is at least 20 printable ASCII characters without spaces")
         return value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.config.models import EngineKind
+from forebay.config.engine import EngineKind
 from forebay.engines.base import Adapter
 from forebay.engines.openai import OpenAIAdapter
 from forebay.engines.vllm import VLLMAdapter

@@ -34,7 +34,7 @@ from forebay.policy.shed import ShedRules
 
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
-    from forebay.gateway.fleet import Entry, Handle
+    from forebay.gateway.handles import Entry, Handle
 
 MOST_TOKENS: Final = 1 << 40
 """No answer is longer, whatever is said of it. Python reads a number of 400 digits, which has no float."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from forebay import errors
 from forebay.api import openai
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.fleet import Entry, Handle
 from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
+from forebay.gateway.handles import Entry, Handle
 from forebay.gateway.prompts import NOTHING
 from forebay.lifecycle import Event, State, advance, walk
 from forebay.wire.head import Header

@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from forebay import errors
-from forebay.config.models import Config, Engine, Model, Timeouts
+from forebay.config.engine import Engine
+from forebay.config.models import Config, Model, Timeouts
 from forebay.engines.base import EngineReport
-from forebay.engines.registry import adapter
 from forebay.gateway.fetch import FetchFailed, fetch
+from forebay.gateway.handles import EAGER, EAGER_SECONDS, Entry, Handle
 from forebay.wire.pool import Origin, Pool
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
@@ -32,141 +33,6 @@ MAX_MODELS = 1_000
 """Models believed of one engine's list."""
 MODELS_EVERY = 5
 """Health checks between two looks at the model list."""
-EAGER, EAGER_SECONDS = 0.1, 15.0
-"""Seconds between checks of an engine that is not there yet, and for how long it is expected so eagerly."""
-
-
-class Handle:
-    """One engine as the gateway sees it."""
-
-    __slots__ = (
-        "_failures",
-        "_heads",
-        "adapter",
-        "config",
-        "discovered",
-        "expected_until",
-        "healthy",
-        "in_flight",
-        "looked_at",
-        "name",
-        "pool",
-        "recheck",
-        "report",
-        "reported",
-        "scraping",
-        "task",
-        "why",
-    )
-
-    def __init__(self, config: Engine, pool: Pool, now: float) -> None:
-        self.name = config.name
-        self.expected_until = now + EAGER_SECONDS
-        self.config = config
-        self.adapter = adapter(config.kind)
-        self.pool = pool
-        self.healthy = False
-        self.why = "not checked yet"
-        self.reported = False
-        self.discovered: tuple[str, ...] | None = None
-        self.in_flight = 0
-        self.report = EngineReport()
-        self.recheck = asyncio.Event()
-        self.looked_at = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-        self.scraping: asyncio.Task[None] | None = None
-        self._failures = 0
-        self._heads: dict[bytes, bytes] = {}
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return self.config.models or self.discovered or ()
-
-    def may_yet_know(self, now: float) -> bool:
-        """Whether it may serve models nobody has heard of yet: it is new, and has not told."""
-        return not self.config.models and self.discovered is None and now < self.expected_until
-
-    def head(self, method: bytes, path: bytes) -> bytes:
-        """The start of a request's head: request line, Host, credentials. The path is one of our routes."""
-        found = self._heads.get(path)
-        if found is None:
-            url = urlsplit(self.config.url)
-            found = b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n" % (
-                method,
-                url.path.rstrip("/").encode(),
-                path,
-                url.netloc.encode(),
-            )
-            if self.config.api_key is not None:
-                found += b"authorization: Bearer " + self.config.api_key.encode() + b"\r\n"
-            self._heads[path] = found
-        return found
-
-    def succeeded(self) -> bool:
-        """A check went well. True where that changes its health."""
-        self._failures = 0
-        changed, self.healthy, self.why = not self.healthy, True, ""
-        return changed
-
-    def failed(self, why: str) -> bool:
-        """A check or a connection went wrong. True where that changes its health."""
-        self._failures += 1
-        self.why = why
-        if self.healthy and self._failures >= self.config.unhealthy_after:
-            self.healthy = False
-            return True
-        return False
-
-    def follow(self, before: Handle) -> None:
-        """Where it is the same server under other settings, what was known of it holds until the next check."""
-        ours, theirs = self.config, before.config
-        if (ours.url, ours.kind, ours.tls, ours.api_key) == (theirs.url, theirs.kind, theirs.tls, theirs.api_key):
-            self.healthy, self.why = before.healthy, before.why
-            self.discovered, self.report = before.discovered, before.report
-
-    def __repr__(self) -> str:
-        return f"<Engine {self.name} {'healthy' if self.healthy else self.why} {self.in_flight} in flight>"
-
-
-class Entry:
-    """What one model name means now."""
-
-    __slots__ = ("_suffix", "able", "candidates", "defaults", "engines", "name", "renames", "target", "target_json")
-
-    def __init__(self, name: str, target: str, engines: tuple[Handle, ...], model: Model) -> None:
-        self._suffix = b""
-        self.name = name
-        self.target = target
-        self.engines = engines
-        self.able = tuple(e.name for e in engines)
-        self.candidates = tuple(e.name for e in engines if e.healthy)
-        self.defaults = {k: msgspec.json.encode(v) for k, v in model.defaults.items()}
-        self.target_json = msgspec.json.encode(target)
-        ours = msgspec.json.encode(name)
-        self.renames: tuple[tuple[bytes, bytes], ...] = (
-            (
-                (b'"model":' + self.target_json, b'"model":' + ours),
-                (b'"model": ' + self.target_json, b'"model": ' + ours),
-            )
-            if name != target
-            else ()
-        )
-
-    def shared(self, suffix: bytes) -> bytes:
-        """The same bytes, one object for all streams of this model: it stays in the processor's cache."""
-        if suffix != self._suffix:
-            self._suffix = suffix
-        return self._suffix
-
-    def renamed(self, data: bytes) -> bytes:
-        """An engine's bytes with its own name for the model replaced by the one asked for. JSON strings cannot contain
-        the pattern: their quotes are escaped."""
-        for theirs, ours in self.renames:
-            data = data.replace(theirs, ours)
-        return data
-
-    def __repr__(self) -> str:
-        return f"<Entry {self.name} → {self.target} on {list(self.candidates)}>"
 
 
 class Watcher(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from forebay.api.routes import CHAT, Route
 from forebay.config.models import Class
 from forebay.gateway.callers import Caller
-from forebay.gateway.fleet import Entry
+from forebay.gateway.handles import Entry
 from forebay.gateway.telemetry import Series
 from forebay.wire.message import Request
 

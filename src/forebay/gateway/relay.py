@@ -9,9 +9,9 @@ from forebay import errors
 from forebay.api import openai
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.exchange import Exchange
-from forebay.gateway.fleet import Entry
 from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
+from forebay.gateway.handles import Entry
 from forebay.gateway.tap import Tap, suffix_of
 from forebay.wire import sse
 from forebay.wire.head import Header, media_type
