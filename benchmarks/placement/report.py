@@ -1,0 +1,97 @@
+"""What the cells come to: tables, and what fell short of its bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.placement.scenarios import SCENARIOS
+
+OF_POOLED = 0.95
+SAME = 0.005
+"""By how much a rival's figure must be better, in its share, to count as better."""
+BARS = {"of_pooled": OF_POOLED, "balance": {s.name: s.balance for s in SCENARIOS.values()}, "same": SAME}
+OURS = "forebay"
+
+Cell = dict[str, Any]
+Cells = Mapping[tuple[str, str], Cell]
+
+
+def table(cells: Cells, reference: Mapping[str, Any], name: str, policies: Sequence[str]) -> Table:
+    scenario = SCENARIOS[name]
+    pooled, ideal = reference["pooled"]["tokens"], reference["infinite"]
+    found = Table(
+        title=f"{scenario.title}: {reference['requests']:,} requests in {reference['seconds']:.0f} s; one pooled LRU "
+        f"of {reference['capacity']:,} tokens finds {pooled:.2%} of the tokens,\nan infinite one {ideal['tokens']:.2%} "
+        f"({ideal['blocks']:.2%} of the blocks). max/mean of the engines' work: mean (P95) of {scenario.window:.0f} s "
+        "windows"
+    )
+    for column in (
+        "", "hits", "of pooled", "work", "worst", "whole", "prefill", "decode", "TTFT P50", "P90", "P99", "TPOT P99",
+        "in SLO", "load",
+    ):  # fmt: skip
+        found.add_column(column, justify="right" if column else "left")
+    for policy in policies:
+        cell = cells[name, policy]
+        work, ttft = cell["balance"], cell["ttft"]
+        found.add_row(
+            f"[bold]{policy}[/]" if policy == OURS else policy,
+            f"{cell['hit_tokens']:.2%}",
+            f"{cell['hit_tokens'] / pooled:.1%}" if pooled else "–",
+            _window(work["all"]),
+            _ratio(work["all"]["max"]),
+            _ratio(work["all"]["whole"]),
+            _window(work["prefill"]),
+            _window(work["decode"]),
+            *(f"{ttft[p]:.2f} s" for p in ("p50", "p90", "p99")),
+            f"{1000 * cell['tpot']['p99']:.0f} ms",
+            f"{cell['kept']:.2%}",
+            f"{cell['load']['prefill']:.2f} + {cell['load']['decode']:.2f}",
+        )
+    return found
+
+
+def shortfalls(
+    cells: Cells, references: Mapping[str, Mapping[str, Any]], names: Sequence[str], policies: Sequence[str]
+) -> Iterator[str]:
+    """Every bar that a cell of Forebay's misses, in a sentence."""
+    if OURS not in policies:
+        return
+    for name in names:
+        scenario, own = SCENARIOS[name], cells[name, OURS]
+        pooled = references[name]["pooled"]["tokens"]
+        if scenario.pooled and own["hit_tokens"] < OF_POOLED * pooled:
+            yield (
+                f"{name}: {own['hit_tokens']:.2%} of the tokens found, {own['hit_tokens'] / pooled:.1%} of one pooled "
+                f"cache's {pooled:.2%}; the bar is {OF_POOLED:.0%}"
+            )
+        figure = "mean" if scenario.pooled else "max"
+        ratio = own["balance"]["all"][figure]
+        if ratio is not None and ratio > scenario.balance:
+            where = f"{name}: max/mean of the engines' work {ratio:.2f} ({figure} of windows)"
+            yield f"{where}; the bar is {scenario.balance}"
+        for p in ("p50", "p99"):
+            better = [
+                f"{policy} {cells[name, policy]['ttft'][p]:.3f}"
+                for policy in policies
+                if policy != OURS and cells[name, policy]["ttft"][p] < own["ttft"][p] * (1 - SAME)
+            ]
+            if better:
+                yield f"{name}: TTFT {p.upper()} {own['ttft'][p]:.3f} s; shorter have {', '.join(better)}"
+        better = [
+            f"{policy} {cells[name, policy]['kept']:.2%}"
+            for policy in policies
+            if policy != OURS and cells[name, policy]["kept"] > own["kept"] + SAME
+        ]
+        if better:
+            yield f"{name}: {own['kept']:.2%} in SLO; more have {', '.join(better)}"
+
+
+def _window(balance: Mapping[str, Any]) -> str:
+    return "–" if balance["mean"] is None else f"{balance['mean']:.2f} ({balance['p95']:.2f})"
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
