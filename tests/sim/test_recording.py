@@ -37,6 +37,9 @@ WRITTEN_BY_THE_POLICY = {
     "charged",
     "charged_as",
     "produced",
+    "matched",
+    "cached",
+    "work",
 }
 
 
@@ -127,7 +130,7 @@ def test_all_that_a_driver_says_of_a_request_is_recorded() -> None:
     assert told == set(Asked.__struct_fields__)
     ask = Ask(
         7, prompt_tokens=8, arrival=0.1 + 0.2, tenant="acme", model="m", max_tokens=1 << 70, n=2, deadline=5.5,
-        ttft_slo=2.5, engines=("a",), anonymous=True, streams=False,
+        ttft_slo=2.5, engines=("a",), anonymous=True, streams=False, prefix=(3, 1 << 59), block_tokens=127.5, session=9,
     )  # fmt: skip
     again = msgspec.json.decode(msgspec.json.encode(Asked.of(ask, str)), type=Asked).ask()
     assert {name: getattr(again, name) for name in told} == {name: getattr(ask, name) for name in told}

@@ -11,15 +11,16 @@ Pure: time is an argument, equal calls give equal decisions. The gateway and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
 from forebay.policy.asks import Ask, Class, Stage
 from forebay.policy.decisions import Admit, Decision, Quote, Refuse, Wait
 from forebay.policy.drain import NEVER, Drain, Supply
-from forebay.policy.engine_books import EngineBooks, Facts, Report
+from forebay.policy.engine_books import EngineBooks, Facts, Report, supply_of
 from forebay.policy.lengths import LONGEST, Lengths
+from forebay.policy.placement import FEW, SAMPLED, Candidates, Placer
 from forebay.policy.queue import WaitingRoom
 from forebay.policy.rules import Rules
 from forebay.policy.scale import Scaling
@@ -28,16 +29,13 @@ MOST_ROOMS: Final = 1_024
 MOST_ASIDE: Final = 256
 """Engines that are gone, and whose books are kept."""
 MOST_LISTS: Final = 1_024
-"""Sets of engines whose books are remembered as a list."""
+"""Sets of engines whose books are remembered together."""
 _LOW: Final = Class.LOW  # reading a member off an Enum class is slow
 _VIP: Final = Class.VIP
 _ADMITTED: Final = Stage.ADMITTED
 _ANSWERING: Final = Stage.ANSWERING
 _WAITING: Final = Stage.WAITING
 _ENDED: Final = Stage.ENDED
-FEW: Final = 8
-"""Of more engines than this, those with the least prefill a token of theirs are asked first, and no more of them than
-this once one takes a request: to ask each of 256 would take half a millisecond."""
 SUPPLY_FOR: Final = 0.05
 """Seconds for which what the engines give is not looked up again: with many of them that takes longer than the rest."""
 TICK: Final = 0.001
@@ -55,6 +53,8 @@ ADMITTED_LATE: Final = -2.0
 BATCH: Final = 64
 """Admissions and ends that rooms and drains are told of together: nobody looks at them while nobody waits, and one by
 one between other work they would cost three times as much."""
+SAMPLE_AFTER: Final = 0.02
+"""Seconds until others of many engines are asked, where nothing else happens."""
 LOOK_AFTER: Final = 0.001
 """Seconds between two looks at those who wait, at least, where nothing else happens."""
 
@@ -66,42 +66,50 @@ class Admission:
     def __init__(self, rules: Rules, engines: Mapping[str, Facts]) -> None:
         self.rules = rules
         self.lengths = Lengths()
+        self.placer = Placer(rules.placement)
         self.rooms: dict[str, WaitingRoom] = {}
-        self.books = {name: EngineBooks(name, facts, rules, self.lengths) for name, facts in engines.items()}
+        self.books: dict[str, EngineBooks] = {}
         self.drains: dict[str, Drain] = {}
         self.scaling = Scaling(rules.scale)
         self._supplies: dict[str, tuple[float, Supply]] = {}
         self._aside: dict[str, EngineBooks] = {}
-        self._lists: dict[tuple[str, ...], list[EngineBooks]] = {}
+        self._lists: dict[tuple[str, ...], Candidates] = {}
         self._look_at = inf
-        self._turn = 0
         self._put_out: list[tuple[Ask, Decision]] = []
         self._unbooked: list[tuple[float, Ask, float]] = []
         """What rooms and drains are not told of yet: when, who, and what it took, less than 0 where it was admitted."""
+        for name, facts in engines.items():
+            self._join(EngineBooks(name, facts, rules, self.lengths))
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def quote(self, ask: Ask, now: float) -> Quote:
         self._book()
-        books = self._near(self._candidates(ask), ask)
-        if not books:
+        candidates = self._candidates(ask)
+        if not candidates:
             return Quote("", inf, False)
-        found = self._place(ask, ask.cls, books, now)
+        if ask.prefix:
+            self.placer.look(ask)
+        books = self.placer.near(candidates, ask, now)
+        found = self.placer.best(ask, books, now, ask.cls if self.rules.gated else None)
         if found is not None:
             return Quote(found[0].name, found[1], True)
         room = self._room(ask)
-        wait = self._tokens_ahead(ask, room) / self.drains[ask.model].prefill(self._prefill_rate(books))
+        wait = self._tokens_ahead(ask, room) / self.drains[ask.model].prefill(self._prefill_rate(candidates.books))
         best = min(books[:FEW], key=lambda b: b.bound(ask, now))
         return Quote(best.name, wait + best.bound(ask, now), False)
 
     def offer(self, ask: Ask, now: float) -> Decision:
         """The decision over a new request. Whoever had to leave the room for it is told of by `due`."""
-        books = self._candidates(ask)
-        if len(books) > FEW:
-            books = self._near(books, ask)
-        elif not books:
+        candidates = self._candidates(ask)
+        if ask.prefix:
+            self.placer.look(ask)
+        books = candidates.books if len(candidates) <= FEW else self.placer.near(candidates, ask, now)
+        if not books:
             ask.stage = _ENDED
             return Refuse("no_engine", 1.0)
+        if not self.rules.gated:
+            return self._admit(ask, *self._freely(ask, books, now), now)
         room = self._room(ask)
         again = inf
         if not room or not self._ahead(ask, room):
@@ -111,10 +119,10 @@ class Admission:
                     best = books[0]
                     bound = best.takes(ask, cls, now)
                     if bound < inf:
-                        return self._admit(ask, best, bound, room, now)
-                elif (found := self._place(ask, cls, books, now)) is not None:
-                    return self._admit(ask, *found, room, now)
-            again = min([b.again for b in books])
+                        return self._admit(ask, best, bound, now)
+                elif (found := self.placer.best(ask, books, now, cls)) is not None:
+                    return self._admit(ask, *found, now)
+            again = self._again(candidates, books, now)
         self._book()
         room = self._room(ask)  # booking may have forgotten it, as one that nobody waits in
         self._drain(ask, room, now).came(_asks_for(ask))
@@ -127,7 +135,7 @@ class Admission:
             position, ahead = room.ahead_of_new(ask)
             if ask.cls is _LOW:
                 ahead = room.tokens
-            expected = self._soonest(books, ahead) + best.expects(ask, now)
+            expected = self._soonest(candidates.books, ahead) + best.expects(ask, now)
             if now + (best.ideal(ask) if ask.cls is _LOW else expected) > due:
                 reason = "slo"
             else:
@@ -163,7 +171,10 @@ class Admission:
             head = room.head(now, idle=True)
             if head is None:
                 return inf
-            books = self._near(self._candidates(head), head)
+            candidates = self._candidates(head)
+            if head.prefix:
+                self.placer.look(head)
+            books = self.placer.near(candidates, head, now) if candidates else []
             if not books:
                 if not any(self._candidates(ask) for ask in room):
                     return inf
@@ -172,14 +183,14 @@ class Admission:
                 continue
             turn = room.turn(head)
             if turn is _LOW and not any(b.idle(now) for b in books):
-                return min([b.again for b in books])
-            found = self._place(head, turn, books, now)
+                return self._again(candidates, books, now)
+            found = self.placer.best(head, books, now, turn)
             if found is not None:
-                out.append((head, self._admit(head, *found, room, now)))
+                out.append((head, self._admit(head, *found, now)))
                 continue
             waited = now - head.arrival
             if any(b.needs(head, now) <= b.promise(head) - waited for b in books[:FEW]):
-                return min([b.again for b in books])
+                return self._again(candidates, books, now)
             room.drop(head, now)
             out.append((head, self._refuse(head, "slo", now, waited=True)))
         return inf
@@ -223,16 +234,23 @@ class Admission:
         before = ask.produced
         if ask.holder is None or tokens - before < (FEW_MORE if before < 8 * FEW_MORE else before // 8):
             return  # so little changes next to nothing, and costs as much as a decision
+        expected = ask.holder.produced(ask, tokens)
+        if not self.rules.gated:
+            return
         self._book()
-        service = self.rules.queue.service(ask.prompt_tokens, ask.holder.produced(ask, tokens))
+        service = self.rules.queue.service(ask.prompt_tokens, expected)
         if abs(service - ask.charged) > RECHARGE * ask.charged:
             self._room(ask).settle(ask.tenant, ask.charged_as, ask.charged, service, ask.admitted_at)
             ask.charged = service
 
-    def on_end(self, ask: Ask, now: float, *, tokens: int = 0, whole: bool = True) -> None:
+    def on_end(
+        self, ask: Ask, now: float, *, tokens: int = 0, whole: bool = True, cached_tokens: int | None = None
+    ) -> None:
         """It is over, in whatever way: `tokens` of each answer came; `whole`: the answer came to its own end. Says
-        nothing of one that was never taken."""
+        nothing of one that was never taken. `cached_tokens`: of its prompt, as the engine said; None: it did not."""
         stage = ask.stage
+        if cached_tokens is not None and stage is not _WAITING:
+            self.placer.answered(ask, cached_tokens)
         if stage is _WAITING:
             self._book()
             self._room(ask).drop(ask, now)
@@ -245,10 +263,11 @@ class Admission:
                 if stage is _ADMITTED and not whole:
                     prompt *= ask.holder.prefilled(ask, now)
                 ask.holder.end(ask, now, whole=whole)
-            took = self.rules.queue.service(prompt, ask.produced * ask.n)
-            self._unbooked.append((now, ask, took))
-            if len(self._unbooked) >= BATCH:
-                self._book()
+            if self.rules.gated:
+                took = self.rules.queue.service(prompt, ask.produced * ask.n)
+                self._unbooked.append((now, ask, took))
+                if len(self._unbooked) >= BATCH:
+                    self._book()
         ask.stage = _ENDED
         if self._look_at < inf:
             self._stir(now)
@@ -258,7 +277,12 @@ class Admission:
         self._book()
         books = self.books.get(engine)
         if books is not None:
+            known = books.kv_tokens
             books.report(report, now)
+            if books.kv_tokens != known:
+                self.placer.prefixes.engine(engine, books.kv_tokens)
+            if report.adapters is not None:
+                self.placer.adapters(engine, report.adapters)
             self.scaling.reported(books, self.books, self.rooms, self.drains, now)
             self._stir(now)
 
@@ -266,6 +290,7 @@ class Admission:
         """An engine takes no more for now; returns those that are on it, whose ends are still to be told. Its books are
         kept aside, for it may come back still working on them."""
         books = self.books.pop(engine, None)
+        self.placer.gone(engine)
         self._lists.clear()
         if books is not None:
             if len(self._aside) >= MOST_ASIDE:
@@ -284,20 +309,34 @@ class Admission:
                 books.take_over(before, now)
         else:
             books.configure(self.rules, now)
-        self.books[engine] = books
-        self._lists.clear()
+        self._join(books)
         self._stir(now)
+
+    def _join(self, books: EngineBooks) -> None:
+        self.books[books.name] = books
+        self.placer.here(books)
+        self._lists.clear()
+
+    def cache_lost(self, engine: str, numbers: Sequence[int], keep: int, now: float) -> None:
+        """Of a chain of blocks, an engine holds the first `keep` only."""
+        self.placer.prefixes.lost(engine, numbers, keep)
+
+    def cache_cleared(self, engine: str, now: float) -> None:
+        """An engine's prefix cache is empty: it was started anew, or says so."""
+        self.placer.prefixes.forget(engine)
 
     def configure(self, rules: Rules, now: float) -> list[tuple[Ask, Decision]]:
         """A reload. Those who wait stay in their order and are judged anew; returns what it does to them."""
         self._book()
         self.rules = rules
+        self.placer.configure(rules.placement)
+        self._lists.clear()
         for books in self.books.values():
             books.configure(rules, now)
         self.scaling.configure(rules.scale)
         for room in self.rooms.values():
             for ask in room:
-                able = self._near(self._candidates(ask), ask)
+                able = self.placer.near(self._candidates(ask), ask, now)
                 ask.deadline = self._deadline(ask, self._soonest_of(able, ask, now) if able else None)
             for ask in room.rejudge(rules.queue, now):
                 self._put_out.append((ask, self._refuse(ask, "reload", now, waited=True)))
@@ -309,15 +348,29 @@ class Admission:
         if self._look_at < inf:  # somebody waits
             self._look_at = now
 
-    def _candidates(self, ask: Ask) -> list[EngineBooks]:
+    def _candidates(self, ask: Ask) -> Candidates:
         found = self._lists.get(ask.engines)
         if found is None:
             books = self.books
-            found = [books[name] for name in ask.engines if name in books] if ask.engines else list(books.values())
+            able = [books[name] for name in ask.engines if name in books] if ask.engines else list(books.values())
+            found = Candidates(able)
             if len(self._lists) >= MOST_LISTS:
                 self._lists.clear()
             self._lists[ask.engines] = found
         return found
+
+    def _freely(self, ask: Ask, books: list[EngineBooks], now: float) -> tuple[EngineBooks, float]:
+        """The best engine, where nothing is refused."""
+        found = self.placer.best(ask, books, now, None)
+        if found is None:
+            raise AssertionError("an engine that is asked whatever was promised has a bound")
+        return found
+
+    @staticmethod
+    def _again(candidates: Candidates, books: list[EngineBooks], now: float) -> float:
+        """When it may be worth to ask again, of engines that took nothing."""
+        again = min([b.again for b in books])
+        return again if len(candidates) <= SAMPLED else min(again, now + SAMPLE_AFTER)
 
     def _deadline(self, ask: Ask, best: EngineBooks | None) -> float:
         """`best`: the engine that its promise goes by, where it has one."""
@@ -326,50 +379,22 @@ class Admission:
 
     @staticmethod
     def _soonest_of(books: list[EngineBooks], ask: Ask, now: float) -> EngineBooks:
-        """`books` as of `_near`."""
+        """`books` as of `Placer.near`."""
         return min(books[:FEW], key=lambda b: b.expects(ask, now))
 
-    def _near(self, books: list[EngineBooks], ask: Ask) -> list[EngineBooks]:
-        """Where they are more than `FEW`: those first that have the least prefill ahead of it, in seconds; among
-        equals in turn."""
-        count = len(books)
-        if count <= FEW:
-            return books
-        prompt, turn = ask.prompt_tokens, self._turn % count
-        turned = books[turn:] + books[:turn]
-        ahead = [(b.ttft.tokens + prompt) / b.ttft.prefill_rate for b in turned]
-        return [turned[i] for i in sorted(range(count), key=ahead.__getitem__)]
-
-    def _place(self, ask: Ask, cls: Class, books: list[EngineBooks], now: float) -> tuple[EngineBooks, float] | None:
-        """The engine on which it would be answered soonest, and the bound; None where none may take it now. `books` as
-        of `_near`. `cls`: in whose turn."""
-        if len(books) == 1:
-            best = books[0]
-            bound = best.takes(ask, cls, now)
-            return (best, bound) if bound < inf else None
-        found: EngineBooks | None = None
-        best_bound = inf
-        turn = self._turn % len(books) if len(books) <= FEW else 0
-        for i in range(len(books)):
-            if i >= FEW and found is not None:
-                break
-            one = books[i - turn]
-            bound = one.takes(ask, cls, now)
-            if bound < best_bound:
-                found, best_bound = one, bound
-        return None if found is None else (found, best_bound)
-
-    def _admit(self, ask: Ask, books: EngineBooks, bound: float, room: WaitingRoom, now: float) -> Admit:
+    def _admit(self, ask: Ask, books: EngineBooks, bound: float, now: float) -> Admit:
         waited = ask.stage is _WAITING
-        cls = room.take(ask, now) if waited else ask.cls
+        cls = self._room(ask).take(ask, now) if waited else ask.cls
         ask.stage = _ADMITTED
         ask.engine = books.name
         ask.admitted_at = now
         ask.bound = bound
         books.admit(ask, now)
+        self.placer.admitted(ask, books, now)
+        if not self.rules.gated:
+            return Admit(books.name, bound)
         ask.charged_as = cls
         ask.charged = self.rules.queue.service(ask.prompt_tokens, ask.expected)
-        self._turn += 1
         self._unbooked.append((now, ask, ADMITTED_LATE if waited else ADMITTED))
         if waited or len(self._unbooked) >= BATCH:
             self._book()
@@ -391,9 +416,9 @@ class Admission:
             if took == ADMITTED:
                 drain.came(_asks_for(ask))
             n, expected = ask.n, ask.expected
-            books = self._candidates(ask)
+            books = self._candidates(ask).books
             prefill = books[0].ttft.prefill_rate * len(books) if books else 1.0
-            drain.admitted(ask.prompt_tokens, n, expected if n == 1 else expected / n, ask.max_tokens, prefill)
+            drain.admitted(ask.work, n, expected if n == 1 else expected / n, ask.max_tokens, prefill)
             room.charge(ask.tenant, ask.charged_as, ask.charged)
 
     def _refuse(
@@ -412,7 +437,7 @@ class Admission:
             return Refuse(reason, NEVER, waited)
         room, cls = self._room(ask), ask.cls
         slot = self._drain(ask, room, now).slot(
-            ask.prompt_tokens,
+            ask.work,
             ask.n,
             self.lengths.residual(EngineBooks.group(ask), 0, ask.max_tokens)[0],
             ask.max_tokens,
@@ -437,21 +462,7 @@ class Admission:
         found = self._supplies.get(ask.model)
         if found is not None and 0 <= now - found[0] < SUPPLY_FOR:
             return found[1]
-        kv = seconds = backlog = held = 0.0
-        places = running = 0
-        books = self._candidates(ask) or list(self.books.values())
-        for b in books:
-            most = b.cap
-            size = b.kv.capacity_blocks * b.kv.block_size
-            step, sequence, *_ = b.ttft.coefficients
-            places += most
-            kv += b.rules.shed.resume_at * b.shed.scale * size
-            seconds += most * b.ttft.pace * (step + min(b.sequences + 1, most) * sequence)
-            backlog += b.ttft.backlog(now)
-            running += b.sequences
-            held += b.shed.use * size
-        speed = places / seconds if seconds else 1.0
-        supply = Supply(self._prefill_rate(books), places or 1.0, kv or 1.0, speed, backlog, running, held)
+        supply = supply_of(self._candidates(ask).books or list(self.books.values()), now)
         self._supplies[ask.model] = (now, supply)
         return supply
 
@@ -510,4 +521,4 @@ class Admission:
 
 def _asks_for(ask: Ask) -> int:
     """Prompt tokens for which there might be more engines: `low` waits for idle ones."""
-    return 0 if ask.cls is _LOW else ask.prompt_tokens
+    return 0 if ask.cls is _LOW else ask.work

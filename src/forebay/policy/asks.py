@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ __all__ = ["Ask", "Class", "Stage"]
 
 _MOST: Final = 1 << 40
 """Tokens; more means no bound, and is beyond what a float divides by."""
+_NOWHERE: Final[Mapping[str, int]] = {}
 
 
 class Stage(Enum):
@@ -31,14 +33,17 @@ class Ask:
     `deadline` is the latest moment (monotonic seconds) at which it may still be admitted, by the rules that it waits
     under; `latest`: as the driver gave it. `ttft_slo` is in seconds
     after `arrival`. `engines`: who could serve it. `streams`: its
-    first token can be seen. `tag` is the driver's.
+    first token can be seen. `prefix`: the chain of its prompt's blocks (`prefix.chain`), each of `block_tokens` tokens.
+    `session`: a number that its session's requests share, or 0. `tag` is the driver's.
     """
 
     __slots__ = (
         "admitted_at",
         "anonymous",
         "arrival",
+        "block_tokens",
         "bound",
+        "cached",
         "charged",
         "charged_as",
         "cls",
@@ -50,16 +55,20 @@ class Ask:
         "holder",
         "key",
         "latest",
+        "matched",
         "max_tokens",
         "model",
         "n",
+        "prefix",
         "produced",
         "prompt_tokens",
+        "session",
         "stage",
         "streams",
         "tag",
         "tenant",
         "ttft_slo",
+        "work",
     )
 
     def __init__(
@@ -78,6 +87,9 @@ class Ask:
         engines: tuple[str, ...] = (),
         anonymous: bool = False,
         streams: bool = True,
+        prefix: Sequence[int] = (),
+        block_tokens: float = 0.0,
+        session: int = 0,
         tag: Any = None,
     ) -> None:
         self.key = key
@@ -93,6 +105,9 @@ class Ask:
         self.engines = engines
         self.anonymous = anonymous
         self.streams = streams
+        self.prefix = prefix
+        self.block_tokens = block_tokens
+        self.session = session
         self.tag = tag
         self.stage = Stage.NEW
         self.engine = ""
@@ -110,6 +125,12 @@ class Ask:
         """Tokens of service its tenant was charged."""
         self.produced = 0
         """Output tokens so far."""
+        self.matched: Mapping[str, int] = _NOWHERE
+        """Blocks of its prefix that each engine is taken to hold."""
+        self.cached: Mapping[str, int] = _NOWHERE
+        """Prompt tokens that are believed to be cached, by engine."""
+        self.work = prompt_tokens
+        """Prompt tokens to compute where most of them is cached."""
 
     def __repr__(self) -> str:
         return f"<Ask {self.key} {self.cls.value} {self.prompt_tokens} tokens, {self.stage.value}>"

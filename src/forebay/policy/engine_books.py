@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from math import exp, inf
 from typing import Final
 
 from forebay.policy.asks import Ask, Class, Stage
+from forebay.policy.drain import Supply
 from forebay.policy.kv import KvBook
 from forebay.policy.lengths import Lengths
 from forebay.policy.prior import PrefillPrior
@@ -42,6 +43,7 @@ MOST_MADE_UP: Final = 20.0
 """Times a prefill's own time that decoding may be given to make up for it."""
 CALM: Final = 8
 """Answers in flight up to which KV use is looked at when a report comes only."""
+LEAST_SHARE: Final = 0.01
 _UNBOUNDED: Final = 1 << 40
 """Blocks of an engine that does not say how many it has."""
 
@@ -57,6 +59,9 @@ class Facts:
     concurrency: int | None = None
     """Answers that it is to run at once, times its factor (`scale`) and at most `max_num_seqs`; None: those."""
     prefill: PrefillPrior
+    cost: float = 1.0
+    """What it costs, relative to others."""
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,10 @@ class Report:
     preemptions: int | None = None
     swapped: int | None = None
     """Blocks, ever since it started."""
+    adapters: tuple[str, ...] | None = None
+    """LoRA adapters that it has loaded."""
+    share: float = 1.0
+    """Of itself that it is to be given, over 0 to 1: less while it starts slowly."""
 
 
 class EngineBooks:
@@ -102,6 +111,13 @@ class EngineBooks:
         """Answers in flight: the sum of `n`."""
         self.decoding = 0
         self.again = inf
+        self.share = 1.0
+        """Of itself that it is to be given: less while a new engine starts slowly."""
+        self.bias = 0.0
+        """Seconds that placement adds, whatever the request."""
+        self.mark = 0
+        self.worked = 0.0
+        """Engine-seconds of work given lately, in the placement's units."""
         self._learned_at = -inf
         self._length = (0.0, 0.0)  # mean and variance for the ask that was last looked at
         self._quoted: Quoted | None = None  # the same of its first token
@@ -112,20 +128,45 @@ class EngineBooks:
 
     def bound(self, ask: Ask, now: float) -> float:
         """Seconds within which it would have its first token, were it handed over now."""
-        return self.ttft.quote(ask.prompt_tokens, now, decoding=self.decoding).bound
+        return self._quote(ask, now)[1]
 
     def expects(self, ask: Ask, now: float) -> float:
-        return self.ttft.quote(ask.prompt_tokens, now, decoding=self.decoding).expected
+        return self._quote(ask, now)[0]
+
+    def _quote(self, ask: Ask, now: float) -> Quoted:
+        cached = ask.cached.get(self.name, 0)
+        return self.ttft.predict(ask.prompt_tokens - cached, cached, now, self.decoding)
+
+    def reckons(self, ask: Ask, now: float) -> float:
+        """The bound on its first token, whatever was promised."""
+        if self.unseen:
+            self.presume(now)
+        self._length = self.lengths.residual((ask.model, ask.tenant), 0, ask.max_tokens)
+        self._quoted = quoted = self._quote(ask, now)
+        return quoted[1]
+
+    def has_room(self, ask: Ask) -> bool:
+        """Right after `reckons`: whether it need not wait for a place or for KV there."""
+        if self.sequences + ask.n > self.cap:
+            return False
+        mean, var = self._length
+        return self.kv.fits(ask.prompt_tokens, mean, var, ask.n, ceiling_share=self.rules.ceilings[ask.cls])
+
+    @property
+    def length(self) -> float:
+        """Tokens that the answer last asked for is expected to have."""
+        return self._length[0]
 
     def ideal(self, ask: Ask) -> float:
         """Seconds to its first token were the engine idle."""
-        return self.ttft.ideal(ask.prompt_tokens) * self.ttft.pace
+        cached = ask.cached.get(self.name, 0)
+        return self.ttft.ideal(ask.prompt_tokens - cached, context_tokens=cached) * self.ttft.pace
 
     def needs(self, ask: Ask, now: float) -> float:
         """Seconds that its first token is taken to need where its promise is judged. Of a `vip` it is the expectation:
         refused, it misses for certain, so it goes unless it would more likely miss than not."""
-        quote = self.ttft.quote(ask.prompt_tokens, now, decoding=self.decoding)
-        return quote.expected if ask.cls is _VIP else quote.bound
+        quote = self._quote(ask, now)
+        return quote[0] if ask.cls is _VIP else quote[1]
 
     def promise(self, ask: Ask) -> float:
         """Seconds after its arrival within which it is to have its first token."""
@@ -134,7 +175,8 @@ class EngineBooks:
         if ask.ttft_slo < slo:
             slo = ask.ttft_slo
         if rules.ttft_multiple:
-            ideal = self.ttft.ideal(ask.prompt_tokens)
+            cached = ask.cached.get(self.name, 0)
+            ideal = self.ttft.ideal(ask.prompt_tokens - cached, context_tokens=cached)
             if ideal > slo:
                 return ideal * rules.ttft_multiple
         return slo
@@ -153,13 +195,15 @@ class EngineBooks:
         if shedding and shed.refuses(cls, ask.anonymous) is not None:
             return inf
         prompt, decoding = ask.prompt_tokens, self.decoding
+        cached = ask.cached.get(self.name, 0) if ask.cached else 0
+        own = prompt - cached
         vip = cls is _VIP
         if not vip:
             if ttft.tokens:
                 room = self._budget - decoding
                 if room < 1:
                     room = 1
-                most = rules.backlog_steps * room - (prompt if prompt < 1.5 * room else 1.5 * room)
+                most = rules.backlog_steps * room - (own if own < 1.5 * room else 1.5 * room)
                 if ttft.tokens > most and ttft.backlog(now) > most:
                     self.again = ttft.until(most, now)
                     return inf
@@ -168,10 +212,16 @@ class EngineBooks:
                 return inf
         mean, var = self._length = self.lengths.residual((ask.model, ask.tenant), 0, ask.max_tokens)
         if not self.kv.fits(
-            prompt, mean, var, ask.n, ceiling_share=shed.ceiling(cls) if shedding else rules.ceilings[cls]
+            prompt,
+            mean,
+            var,
+            ask.n,
+            ceiling_share=shed.ceiling(cls) if shedding else rules.ceilings[cls],
+            shared_tokens=cached,
+            prefix=self._prefix(ask) if cached else None,
         ) and (self.sequences or self.kv.foreign_blocks or self.never_takes(ask)):
             return inf  # alone it goes: what it is feared to grow to will not be less later
-        self._quoted = quoted = ttft.predict(prompt, 0, now, decoding)
+        self._quoted = quoted = ttft.predict(own, cached, now, decoding)
         bound = quoted[1]
         promise = rules.ttft[ask.cls]
         if rules.ttft_multiple or ask.ttft_slo < promise:
@@ -216,19 +266,27 @@ class EngineBooks:
         key, n, prompt = ask.key, ask.n, ask.prompt_tokens
         mean, var = self._length
         ask.expected = mean * n
-        self.kv.hold(key, prompt, mean, var, n=n)
-        self.ttft.dispatched(key, prompt, 0, now, decoding=self.decoding, quoted=self._quoted)
+        cached = ask.cached.get(self.name, 0) if ask.cached else 0
+        own = prompt - cached
+        prefix = self._prefix(ask) if cached else None
+        self.kv.hold(key, prompt, mean, var, n=n, shared_tokens=cached, prefix=prefix)
+        self.ttft.dispatched(key, own, cached, now, decoding=self.decoding, quoted=self._quoted)
         self.asks[key] = ask
         ask.holder = self
         if not ask.streams:
             self.unseen[key] = (now + ask.bound, ask)
         self.sequences += n
-        self._handed += prompt
+        self._handed += own
         rules, shed = self.rules, self.shed
         if rules.tpot < inf:
             self._pace(ask, now)
         if self.sequences > CALM and self.kv.may_reach(rules.shed.resume_at * shed.scale):
             shed.on_use(self.use(), now)
+
+    def _prefix(self, ask: Ask) -> int | None:
+        """What names the part of its prompt that is cached here: those whose part ends alike hold it together."""
+        blocks = ask.matched.get(self.name, 0)
+        return ask.prefix[blocks - 1] if blocks else None
 
     def first_token(self, ask: Ask, now: float) -> None:
         self.ttft.first_token(ask.key, now)
@@ -284,6 +342,7 @@ class EngineBooks:
             self.shed.on_use(self.use(), now)
 
     def report(self, report: Report, now: float) -> None:
+        self.share = min(1.0, max(LEAST_SHARE, report.share))
         blocks = None
         if report.kv_tokens is not None and report.kv_tokens > 0:
             blocks = self._blocks(report.kv_tokens)
@@ -339,7 +398,8 @@ class EngineBooks:
             if ask.stage is _ANSWERING:
                 self.decoding += n
             else:
-                self.ttft.dispatched(key, ask.prompt_tokens, 0, ask.admitted_at, decoding=self.decoding)
+                cached = ask.cached.get(self.name, 0)
+                self.ttft.dispatched(key, ask.prompt_tokens - cached, cached, ask.admitted_at, decoding=self.decoding)
                 if not ask.streams:
                     self.unseen[key] = before.unseen[key]
             self.asks[key] = ask
@@ -376,8 +436,9 @@ class EngineBooks:
             return
         ttft, tpot = self.ttft, self._kept_tpot * self.rules.tpot
         room = max(1, self.facts.prefill.budget_tokens - self.decoding)
-        seconds = ttft.ideal(ask.prompt_tokens) * ttft.pace
-        steps = ask.prompt_tokens / room
+        own = ask.prompt_tokens - ask.cached.get(self.name, 0)
+        seconds = ttft.ideal(own) * ttft.pace
+        steps = own / room
         if steps > 1:
             seconds = max(seconds, steps * ttft.full_step)
         else:
@@ -392,3 +453,22 @@ class EngineBooks:
 
     def __repr__(self) -> str:
         return f"<EngineBooks {self.name} {self.sequences} in flight, {self.decoding} decoding | {self.kv!r}>"
+
+
+def supply_of(engines: Iterable[EngineBooks], now: float) -> Supply:
+    """What they could give together, and what is under way on them."""
+    kv = seconds = backlog = held = prefill = 0.0
+    places = running = 0
+    for b in engines:
+        most = b.cap
+        size = b.kv.capacity_blocks * b.kv.block_size
+        step, sequence, *_ = b.ttft.coefficients
+        prefill += b.ttft.prefill_rate
+        places += most
+        kv += b.rules.shed.resume_at * b.shed.scale * size
+        seconds += most * b.ttft.pace * (step + min(b.sequences + 1, most) * sequence)
+        backlog += b.ttft.backlog(now)
+        running += b.sequences
+        held += b.shed.use * size
+    speed = places / seconds if seconds else 1.0
+    return Supply(prefill or 1.0, places or 1.0, kv or 1.0, speed, backlog, running, held)

@@ -34,7 +34,7 @@ class Slot:
     def __init__(self, ask: Ask, number: int, service: float, now: float) -> None:
         self.ask = ask
         self.number = number
-        self.tokens = ask.prompt_tokens
+        self.tokens = ask.work
         self.service = service
         self.since = now
         self.key = (ask.deadline, number)

@@ -1,13 +1,70 @@
-"""Which engine gets a request. Pure: the candidates come in, one of them goes out."""
+"""Which engine gets a request.
+
+`Placer` is for engines whose books are kept (`engine_books`). Of the engines that could take a request it chooses the
+one with the least score, in seconds:
+
+    score  = TTFT + interference · n · (P + o · s) + balance · (W − W_least) + price · (c − 1) + far + adapter − sticks
+
+    TTFT     bound on the time to its first token there: the prefill ahead of it, u uncached tokens of its own and what
+             the steps cost (`ttft`), divided by the share of itself that a new engine is given (slow start)
+    u        prompt tokens − cached tokens, as the prefix index believes (`prefix`)
+    P        u / r: seconds that the engine spends on its prefill, at r tokens a second
+    n        sequences that decode there: each is held up for P, and by s seconds (one more sequence in its steps) for
+             each of the o tokens that the answer is expected to have
+    W        engine-seconds of work that it was given lately, each second counting 1/e after `BALANCE_FOR` s:
+             P + (KV tokens held, on average, as a share of its capacity) · (seconds of decoding)
+    c        its relative price (`cost`)
+    far      `zone_penalty` where it is in another zone than the gateway
+    adapter  `adapter_load` where the model asked for is a LoRA adapter that it has not loaded
+    sticks   `affinity` where it is the engine of the request's session
+
+Waiting for a cached prefix and computing it anew elsewhere are both in TTFT, so a popular prefix spreads to another
+engine as soon as waiting costs more; P in the interference and W make that dearer than the wait alone would.
+
+Where a signal is missing: without metrics, what is ahead and n are what was sent from here; r and s begin at the
+configuration's figures and follow the first tokens; cached tokens begin at what was sent where, believed as far as
+`cached_tokens` in usage confirm it, and in full where the engine never says; without a KV capacity W has only P, and
+the KV test passes.
+
+Up to `SAMPLED` engines all are scored by a short form of TTFT, (ahead + u) / r, and the best `FEW` of these in full.
+Of more, those with most of the prefix and some by chance are (the best of two random choices is nearly as good as the
+best of all, Mitzenmacher 2001).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, isfinite
+from random import Random
+from typing import TYPE_CHECKING, Final, Protocol
+
+from forebay.policy.prefix import BYTES_A_BLOCK, MOST_BYTES, PrefixIndex, salted
+
+if TYPE_CHECKING:
+    from forebay.policy.asks import Ask, Class
+    from forebay.policy.engine_books import EngineBooks
+
+FEW: Final = 8
+"""Engines that are asked in full, and no more of them once one takes a request: each costs some microseconds."""
+SAMPLED: Final = 64
+"""Engines up to which all are looked at."""
+BY_CHANCE: Final = 8
+WITH_PREFIX: Final = 8
+BALANCE_FOR: Final = 60.0
+_REBASE: Final = 1_200.0
+"""Seconds after which sums that grow with time are brought down."""
+MOST_ADAPTERS: Final = 4_096
+_FULL: Final = 1e6
+"""Seconds: more than any wait."""
+_MIX: Final = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: multiplying by it spreads what differs in low bits over the high ones (Knuth)."""
+_BITS: Final = (1 << 64) - 1
+_NOBODY: Final[Mapping[str, int]] = {}
 
 
 class Placement(Protocol):
-    """The interface every placement fills."""
+    """The interface of a placement that knows names only."""
 
     def choose(self, model: str, candidates: Sequence[str], now: float) -> str | None:
         """One of `candidates` (engine names, healthy, able to serve `model`, not yet tried for this request), or None
@@ -34,3 +91,232 @@ class RoundRobin:
 
     def __repr__(self) -> str:
         return f"<RoundRobin {self._turns}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRules:
+    """The weights of the score. Raises ValueError, with the field's name, for one that is none."""
+
+    interference: float = 0.01
+    """Seconds that one of another request's decoding counts."""
+    balance: float = 0.05
+    """Seconds that an engine-second counts by which an engine was given more work than the least of them."""
+    price: float = 1.0
+    """Seconds that a request may wait longer for an engine whose cost is less by 1."""
+    zone: str = ""
+    """The gateway's; empty: none is far."""
+    zone_penalty: float = 0.05
+    adapter_load: float = 0.5
+    affinity: float = 2.0
+    index_bytes: int = MOST_BYTES
+    """What the prefix index may take."""
+
+    def __post_init__(self) -> None:
+        for name in ("interference", "balance", "price", "zone_penalty", "adapter_load", "affinity"):
+            value: float = getattr(self, name)
+            if not (value >= 0 and isfinite(value)):
+                raise ValueError(f"{name} must be at least 0, not {value}")
+        if self.index_bytes < BYTES_A_BLOCK:
+            raise ValueError(f"index_bytes must be at least {BYTES_A_BLOCK}, not {self.index_bytes}")
+
+
+class Candidates:
+    """The engines that one kind of request can go to, as long as they stay the same."""
+
+    __slots__ = ("books", "by_name", "differ")
+
+    def __init__(self, books: list[EngineBooks]) -> None:
+        self.books = books
+        self.by_name = {b.name: b for b in books}
+        self.differ = len({b.bias for b in books}) > 1
+
+    def __len__(self) -> int:
+        return len(self.books)
+
+
+class Placer:
+    """Mutable state: the prefix index, whose turn it is among equals, the dice, who has which adapter, and since when
+    work is summed up."""
+
+    def __init__(self, rules: PlacementRules) -> None:
+        self.rules = rules
+        self.prefixes = PrefixIndex(rules.index_bytes)
+        self._turn = 0
+        self._dice = Random(0)  # noqa: S311 - spreads requests, guards nothing
+        self._adapters: dict[str, set[str]] = {}
+        self._here: dict[str, EngineBooks] = {}
+        self._since = 0.0
+
+    def configure(self, rules: PlacementRules) -> None:
+        self.rules = rules
+        self.prefixes.resize(rules.index_bytes)
+        for one in self._here.values():
+            self._set_bias(one)
+
+    # --- engines -----------------------------------------------------------------------------------------------------
+
+    def here(self, one: EngineBooks) -> None:
+        """A new engine is taken to have had its share of work, so that it is not flooded."""
+        worked = [b.worked for b in self._here.values()]
+        one.worked = sum(worked) / len(worked) if worked else 0.0
+        self._here[one.name] = one
+        one.mark = salted(one.name.encode())
+        self._set_bias(one)
+        self.prefixes.engine(one.name, one.kv_tokens)
+
+    def gone(self, name: str) -> None:
+        """Whatever comes back under that name begins with an empty cache."""
+        self._here.pop(name, None)
+        self.prefixes.gone(name)
+        self.adapters(name, ())
+
+    def adapters(self, engine: str, names: Iterable[str]) -> None:
+        """The LoRA adapters that an engine has loaded, all of them."""
+        loaded = set(names)
+        for name in [n for n, engines in self._adapters.items() if engine in engines and n not in loaded]:
+            self._adapters[name].discard(engine)
+            if not self._adapters[name]:
+                del self._adapters[name]
+        for name in loaded:
+            if name in self._adapters or len(self._adapters) < MOST_ADAPTERS:
+                self._adapters.setdefault(name, set()).add(engine)
+
+    def _set_bias(self, one: EngineBooks) -> None:
+        rules, facts = self.rules, one.facts
+        far = rules.zone_penalty if rules.zone and facts.zone and facts.zone != rules.zone else 0.0
+        one.bias = rules.price * (facts.cost - 1) + far
+
+    # --- a request's prompt ------------------------------------------------------------------------------------------
+
+    def look(self, ask: Ask) -> None:
+        """Fill in what of its prompt is cached where."""
+        ask.matched = found = self.prefixes.match(ask.prefix)
+        if not found:
+            ask.cached, ask.work = _NOBODY, ask.prompt_tokens
+            return
+        most = ask.prompt_tokens - 1  # the last token is always computed
+        tokens, trust = ask.block_tokens, self.prefixes.trust
+        ask.cached = cached = {name: min(most, int(trust(name) * blocks * tokens)) for name, blocks in found.items()}
+        ask.work = ask.prompt_tokens - max(cached.values())
+
+    def admitted(self, ask: Ask, one: EngineBooks, now: float) -> None:
+        """It goes there: what the engine has to do for it, and what it will have cached."""
+        self._turn += 1
+        if now - self._since > _REBASE:
+            faded = exp((self._since - now) / BALANCE_FOR)
+            for other in self._here.values():
+                other.worked *= faded
+            self._since = now
+        ttft = one.ttft
+        step, sequence, *_ = ttft.coefficients
+        prefill = (ask.prompt_tokens - ask.cached.get(one.name, 0)) / ttft.prefill_rate
+        decode = ask.expected * ttft.pace * (step + one.decoding * sequence)
+        size = one.kv_tokens
+        held = (ask.prompt_tokens + ask.expected / 2) / size if size else 0.0
+        one.worked += (prefill + decode * held) * exp((now - self._since) / BALANCE_FOR)
+        if ask.prefix:
+            self.prefixes.sent(one.name, ask.prefix)
+
+    def answered(self, ask: Ask, cached_tokens: int) -> None:
+        """The engine said how many of its prompt's tokens were cached."""
+        if ask.prefix and ask.engine and ask.block_tokens > 0:
+            self.prefixes.observe(ask.engine, ask.matched.get(ask.engine, 0), cached_tokens / ask.block_tokens)
+
+    # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def near(self, candidates: Candidates, ask: Ask, now: float) -> list[EngineBooks]:
+        """Those worth asking, best first by the short form of the score; all of them, in their order, where they are
+        not more than `FEW`."""
+        books = candidates.books
+        count = len(books)
+        if count <= FEW:
+            return books
+        if count <= SAMPLED:
+            turn = self._turn % count
+            books = books[turn:] + books[:turn]
+        else:
+            random = self._dice.random
+            some = {books[int(random() * count)] for _ in range(BY_CHANCE)}
+            if ask.cached:
+                known, here = ask.cached, candidates.by_name
+                for name in sorted(known, key=known.__getitem__, reverse=True)[:WITH_PREFIX]:
+                    if (one := here.get(name)) is not None:
+                        some.add(one)
+            if ask.session:
+                some.add(self._favourite(books, ask))
+            books = sorted(some, key=_name)
+        return self._sorted(books, ask, now, differ=candidates.differ)
+
+    def _sorted(self, books: list[EngineBooks], ask: Ask, now: float, *, differ: bool) -> list[EngineBooks]:
+        rules, prompt = self.rules, ask.prompt_tokens
+        each, fade = rules.interference, self._fade(now)
+        if ask.cached:
+            cached = ask.cached.get
+            scores = [
+                ((t := b.ttft).tokens + (prompt - cached(b.name, 0)) * (1 + each * b.decoding)) / (t.rate * b.share)
+                + fade * b.worked
+                for b in books
+            ]
+        else:
+            scores = [
+                ((t := b.ttft).tokens + prompt * (1 + each * b.decoding)) / (t.rate * b.share) + fade * b.worked
+                for b in books
+            ]
+        if differ or ask.session or ask.model in self._adapters:
+            favourite = self._favourite(books, ask) if ask.session else None
+            scores = [score + b.bias + self._special(ask, b, favourite) for score, b in zip(scores, books, strict=True)]
+        return [books[i] for i in sorted(range(len(books)), key=scores.__getitem__)]
+
+    def best(
+        self, ask: Ask, books: list[EngineBooks], now: float, cls: Class | None
+    ) -> tuple[EngineBooks, float] | None:
+        """The engine with the least score of those that take it in the turn of `cls`, and the bound on its first token;
+        None where none does. Without a class: whatever their promises, but rather one that has room. `books` as of
+        `near`."""
+        count = len(books)
+        favourite = self._favourite(books, ask) if ask.session else None
+        special = favourite is not None or ask.model in self._adapters
+        each, fade = self.rules.interference, self._fade(now)
+        turn = self._turn % count if count <= FEW else 0
+        found: EngineBooks | None = None
+        least = bound = inf
+        for i in range(count):
+            if i >= FEW and found is not None:
+                break
+            one = books[i - turn]
+            promised = one.takes(ask, cls, now) if cls is not None else one.reckons(ask, now)
+            if promised == inf:
+                continue
+            ttft = one.ttft
+            own = (ask.prompt_tokens - ask.cached.get(one.name, 0)) / ttft.prefill_rate
+            score = promised / one.share + fade * one.worked + one.bias
+            score += each * one.decoding * (own + one.length * ttft.coefficients[1])
+            if special:
+                score += self._special(ask, one, favourite)
+            if cls is None and not one.has_room(ask):
+                score += _FULL
+            if score < least:
+                found, least, bound = one, score, promised
+        return None if found is None else (found, bound)
+
+    def _fade(self, now: float) -> float:
+        """What an engine-second counts whose sum was kept in units that grow with time."""
+        return self.rules.balance * exp((self._since - now) / BALANCE_FOR)
+
+    @staticmethod
+    def _favourite(books: list[EngineBooks], ask: Ask) -> EngineBooks:
+        """The engine of the request's session, the same for as long as it is there: rendezvous hashing."""
+        session = ask.session
+        return max(books, key=lambda b: ((session ^ b.mark) * _MIX) & _BITS)
+
+    def _special(self, ask: Ask, one: EngineBooks, favourite: EngineBooks | None) -> float:
+        loaded = self._adapters.get(ask.model)
+        more = self.rules.adapter_load if loaded is not None and one.name not in loaded else 0.0
+        return more - self.rules.affinity if one is favourite else more
+
+    def __repr__(self) -> str:
+        return f"<Placer {self.prefixes!r}>"
+
+
+def _name(one: EngineBooks) -> str:
+    return one.name

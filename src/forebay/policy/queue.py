@@ -175,7 +175,7 @@ class WaitingRoom:
         return evicted
 
     def _make_room(self, ask: Ask) -> Put:
-        cls, tokens = ask.cls, ask.prompt_tokens
+        cls, tokens = ask.cls, ask.work
         (limit, limit_tokens), (own, own_tokens) = self._limits[cls]
         over = len(self._slots) + 1 - limit
         over_tokens = self.tokens + tokens - limit_tokens

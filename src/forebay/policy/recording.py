@@ -10,7 +10,7 @@ the name. Models and engines have the names of the configuration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
@@ -104,6 +104,9 @@ class Asked(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     engines: tuple[str, ...] = ()
     anonymous: bool = False
     streams: bool = True
+    prefix: tuple[int, ...] = ()
+    block_tokens: float = 0.0
+    session: int = 0
 
     @classmethod
     def of(cls, ask: Ask, hide: Callable[[str], str]) -> Asked:
@@ -121,6 +124,9 @@ class Asked(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
             engines=ask.engines,
             anonymous=ask.anonymous,
             streams=ask.streams,
+            prefix=tuple(ask.prefix),
+            block_tokens=ask.block_tokens,
+            session=ask.session,
         )
 
     def ask(self) -> Ask:
@@ -139,6 +145,9 @@ class Asked(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
             engines=self.engines,
             anonymous=self.anonymous,
             streams=self.streams,
+            prefix=self.prefix,
+            block_tokens=self.block_tokens,
+            session=self.session,
         )
 
 
@@ -202,6 +211,17 @@ class End(Call, tag="end"):
     key: int
     tokens: int = 0
     whole: bool = True
+    cached: int | None = None
+
+
+class CacheLost(Call, tag="cache_lost"):
+    engine: str
+    prefix: tuple[int, ...]
+    keep: int
+
+
+class CacheCleared(Call, tag="cache_cleared"):
+    engine: str
 
 
 class Reported(Call, tag="report"):
@@ -223,7 +243,20 @@ class Stop(msgspec.Struct, tag_field="call", tag="stop"):
 
 
 Line = (
-    Begin | EngineHere | EngineGone | Offer | AskQuote | Due | FirstToken | Tokens | End | Reported | Configure | Stop
+    Begin
+    | EngineHere
+    | EngineGone
+    | Offer
+    | AskQuote
+    | Due
+    | FirstToken
+    | Tokens
+    | End
+    | CacheLost
+    | CacheCleared
+    | Reported
+    | Configure
+    | Stop
 )
 
 
@@ -308,11 +341,25 @@ class Recording(Admission):
             return super().produced(ask, tokens, now)
         return self._record(Tokens(at=now, counts={ask.key: tokens}), super().produced, ask, tokens, now)
 
-    def on_end(self, ask: Ask, now: float, *, tokens: int = 0, whole: bool = True) -> None:
+    def on_end(
+        self, ask: Ask, now: float, *, tokens: int = 0, whole: bool = True, cached_tokens: int | None = None
+    ) -> None:
+        act = super().on_end
         if self._silent():
-            return super().on_end(ask, now, tokens=tokens, whole=whole)
-        call = End(at=now, key=ask.key, tokens=tokens, whole=whole)
-        return self._record(call, super().on_end, ask, now, tokens=tokens, whole=whole)
+            return act(ask, now, tokens=tokens, whole=whole, cached_tokens=cached_tokens)
+        call = End(at=now, key=ask.key, tokens=tokens, whole=whole, cached=cached_tokens)
+        return self._record(call, act, ask, now, tokens=tokens, whole=whole, cached_tokens=cached_tokens)
+
+    def cache_lost(self, engine: str, numbers: Sequence[int], keep: int, now: float) -> None:
+        if self._silent():
+            return super().cache_lost(engine, numbers, keep, now)
+        call = CacheLost(at=now, engine=engine, prefix=tuple(numbers), keep=keep)
+        return self._record(call, super().cache_lost, engine, numbers, keep, now)
+
+    def cache_cleared(self, engine: str, now: float) -> None:
+        if self._silent():
+            return super().cache_cleared(engine, now)
+        return self._record(CacheCleared(at=now, engine=engine), super().cache_cleared, engine, now)
 
     def on_report(self, engine: str, report: Report, now: float) -> None:
         if self._silent():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from forebay.config.models import Class
+from forebay.policy.placement import PlacementRules
 from forebay.policy.queue import QueueRules
 from forebay.policy.scale import ScaleRules
 from forebay.policy.shed import ShedRules
@@ -36,6 +37,9 @@ class Rules:
     z: float = 2.8
     """Standard deviations of the sum of predicted lengths kept free. 2.33 would be 99 % were traffic always the same;
     where it drifts (the Azure conversation trace), that covers 96 %."""
+    gated: bool = True
+    """False: every request goes at once, to the best engine that there is."""
+    placement: PlacementRules = field(default_factory=PlacementRules)
     queue: QueueRules = field(default_factory=QueueRules)
     shed: ShedRules = field(default_factory=ShedRules)
     scale: ScaleRules = field(default_factory=ScaleRules)

@@ -154,12 +154,12 @@ class TtftBook:
         "_pace",
         "_pair",
         "_pairs",
-        "_rate",
         "_served",
         "_step",
         "levels",
         "overall",
         "prior",
+        "rate",
         "tokens",
     )
 
@@ -199,7 +199,9 @@ class TtftBook:
         self._served = 0.0
         self._doubt = _AT_FIRST
         self._outcomes = 0
-        self._rate = self._step = self._pair = 0.0
+        self.rate = 0.0
+        """As `prefill_rate`, quicker to read."""
+        self._step = self._pair = 0.0
         self._draw()
 
     # --- what it says ------------------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ class TtftBook:
     @property
     def prefill_rate(self) -> float:
         """Prompt tokens a second in full steps, beside as many decodes as there last were."""
-        return self._rate
+        return self.rate
 
     @property
     def full_step(self) -> float:
@@ -217,7 +219,7 @@ class TtftBook:
     @property
     def utilisation(self) -> float:
         """Share of that rate which was used in the last ten seconds, as of the last first token; 0 to 1."""
-        return min(1.0, self._served / _WINDOW / self._rate)
+        return min(1.0, self._served / _WINDOW / self.rate)
 
     @property
     def coefficients(self) -> Five:
@@ -256,7 +258,7 @@ class TtftBook:
         passed = now - since
         if passed <= 0:
             return 0.0
-        rate, pair = self._rate, self._pair
+        rate, pair = self.rate, self._pair
         done = passed * rate
         if done * (front.context + done) * pair > 0.01 * passed:  # a t + pair t² / 2 = passed, a: seconds a token
             a = 1 / rate + pair * front.context
@@ -275,7 +277,7 @@ class TtftBook:
         if done > (front.tokens if front.tokens > self._budget else self._budget):
             return inf
         since = front.begin if front.begin > self._last else self._last
-        linear = done / self._rate
+        linear = done / self.rate
         return since + max(linear, linear + self._pair * done * (front.context + done / 2))
 
     def quote(
@@ -478,11 +480,11 @@ class TtftBook:
         step, sequence, prefill, token, pair = self._fit.coefficients
         seconds = step + self._batch * sequence + prefill + max(0.0, room - self._free) * token + room * room / 2 * pair
         self._step = max(seconds, 1e-9) * self._factor
-        self._rate = room / self._step
+        self.rate = room / self._step
         self._pair = pair * self._factor
 
     def __repr__(self) -> str:
         return (
-            f"<TtftBook {len(self)} without a first token, {self.tokens:,} tokens | {self._rate:,.0f} tokens/s, "
+            f"<TtftBook {len(self)} without a first token, {self.tokens:,} tokens | {self.rate:,.0f} tokens/s, "
             f"pace {self._factor:.2f}, {self.learned:,} learned>"
         )

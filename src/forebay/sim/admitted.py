@@ -9,10 +9,12 @@ from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Class
 from forebay.policy.decisions import Admit, Decision
 from forebay.policy.engine_books import Facts, Report
+from forebay.policy.prefix import BLOCK_TOKENS
 from forebay.policy.prior import PrefillPrior
 from forebay.policy.rules import Rules
 from forebay.sim.cluster import REFUSE, WAIT, Engine
 from forebay.sim.jobs import Job
+from forebay.sim.prefixes import chain_of
 from forebay.sim.settings import EngineSettings
 from forebay.sim.workload import Ask as Arrival
 
@@ -54,6 +56,8 @@ class Admitted:
             arrival=now,
             cls=Class(ask.cls),
             tenant=ask.tenant,
+            prefix=chain_of(ask) if ask.prefix or ask.keeps is not None else (),
+            block_tokens=BLOCK_TOKENS,
             max_tokens=int(ask.output_tokens * self._slack) if self._slack else None,
         )
 

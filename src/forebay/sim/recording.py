@@ -21,6 +21,8 @@ from forebay.policy.recording import (
     FORMAT,
     AskQuote,
     Begin,
+    CacheCleared,
+    CacheLost,
     Call,
     Configure,
     Due,
@@ -196,7 +198,11 @@ class Replay:
             case Tokens():
                 policy.on_tokens(call.counts, now)
             case End():
-                policy.on_end(asks.pop(call.key), now, tokens=call.tokens, whole=call.whole)
+                policy.on_end(asks.pop(call.key), now, tokens=call.tokens, whole=call.whole, cached_tokens=call.cached)
+            case CacheLost():
+                policy.cache_lost(call.engine, call.prefix, call.keep, now)
+            case CacheCleared():
+                policy.cache_cleared(call.engine, now)
             case Reported():
                 policy.on_report(call.engine, typed(call.report, Report), now)
             case EngineHere():

@@ -106,8 +106,15 @@ class Requests:
             ask = offer.ask
             at = max(at, offer.at - begin)
             tokens = self._tokens.get(ask.key) or next(guesses[ask.cls])
-            found.append(Arrival(at, max(1, ask.prompt_tokens), tokens, tenant=ask.tenant, cls=ask.cls.value))
+            prefix = _pieces(ask)
+            found.append(Arrival(at, max(1, ask.prompt_tokens), tokens, prefix, tenant=ask.tenant, cls=ask.cls.value))
         return found
+
+
+def _pieces(ask: Asked) -> tuple[tuple[int, int], ...]:
+    """What of its prompt can be shared, as an engine would find it."""
+    ends = [min(ask.prompt_tokens, int(i * ask.block_tokens)) for i in range(len(ask.prefix) + 1)]
+    return tuple((number, b - a) for number, a, b in zip(ask.prefix, ends, ends[1:], strict=False) if b > a)
 
 
 class _Rerun(Admitted):
