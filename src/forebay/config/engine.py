@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from forebay.config.launch import Launch, filled_in
 from forebay.config.section import Name, Seconds, Secret, Section, clash
 
 __all__ = ["ClientTLS", "Engine", "EngineKind"]
@@ -35,8 +37,8 @@ class EngineKind(StrEnum):
 class Engine(Section):
     name: Name
     """Its label in metrics, logs and headers."""
-    url: str
-    """http:// or https:// and a host, without `/v1`; a path is kept as a prefix."""
+    url: str = ""
+    """http:// or https:// and a host, without `/v1`; a path is kept as a prefix. Required, except with launch."""
     kind: EngineKind = EngineKind.VLLM
     """What it is: its metrics, health check and refusals are read accordingly."""
     models: tuple[Name, ...] = ()
@@ -68,10 +70,19 @@ class Engine(Section):
     """How fast it prefills, to begin with: what it really does is learned."""
     decode_step: Seconds = 0.02
     """Seconds of one of its decode steps, to begin with."""
+    launch: Launch | None = None
+    """How `forebay launch` starts it on this machine; its url follows from it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_launched(cls, value: Any) -> Any:
+        return filled_in(value) if isinstance(value, dict) and value.get("launch") is not None else value
 
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
+        if not value:
+            raise PydanticCustomError("missing", "missing")
         try:
             u = urlsplit(value)
         except ValueError:
@@ -94,6 +105,23 @@ class Engine(Section):
     def _within_the_engine(self) -> Engine:
         if self.concurrency is not None and self.concurrency > self.max_num_seqs:
             raise clash(f"concurrency must not be more than max_num_seqs ({self.max_num_seqs:,})")
+        return self
+
+    @model_validator(mode="after")
+    def _as_started(self) -> Engine:
+        """The gateway and the engine that it starts are told the same."""
+        launch = self.launch
+        if launch is None:
+            return self
+        url = urlsplit(self.url)
+        if (url.scheme, url.port, url.path) != ("http", launch.port, ""):
+            raise clash(f"launch starts the engine on {launch.url}, and url says {self.url}: leave url out")
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            asked, told = getattr(launch, name), getattr(self, name)
+            if asked is not None and asked != told:
+                raise clash(f"launch.{name} is {asked:,}, and {name} says {told:,}: leave {name} out")
+        if launch.served_model_name is not None and launch.served_model_name not in self.models:
+            raise clash(f"models does not list launch.served_model_name ({launch.served_model_name}): leave models out")
         return self
 
     @field_validator("api_key")
