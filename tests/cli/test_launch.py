@@ -37,6 +37,7 @@ def entry(name: str, fake: dict[str, Any] | None = None, **launch: Any) -> dict[
     more: dict[str, Any] = {"env": {"FAKE": json.dumps(fake or {})}}
     return {
         "name": name,
+        "kind": "vllm",
         "launch": {"model": "m", "port": free_port(), "command": FAKE, "stop_timeout": 10, **more, **launch},
     }
 
@@ -251,7 +252,7 @@ def test_everything_that_is_in_the_way_is_named_at_once(tmp_path: Path) -> None:
         ([entry("gpu-1"), {"name": "x", "url": "http://h"}], ["x"], 2, "x has no launch section; there are gpu-1"),
         ([entry("a", dtype="q4_0")], [], 78, "engines[0].launch.dtype: vLLM: not one of its choices: auto"),
         ([entry("a", flags=["--port", "1"])], [], 78, "engines[0].launch.flags[0]: launch.port says it"),
-        ([{**entry("a"), "kind": "openai"}], [], 78, "engines[0].kind: an engine of this kind cannot be started"),
+        ([{**entry("a"), "kind": "openai"}], [], 78, "engines[0].kind: launch starts an engine of one of these kinds"),
     ],
 )
 def test_what_makes_no_sense(
@@ -273,9 +274,9 @@ def test_check_names_what_an_engine_does_not_have_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "forebay.yaml"
-    file.write_text("engines:\n  - name: a\n    launch:\n      model: m\n      port: 8101\n      dtype: q4_0\n")
+    file.write_text("engines:\n  - name: a\n    kind: vllm\n    launch: {model: m, port: 8101,\n      dtype: q4_0}\n")
     assert run(["check", str(file)]) == 78
-    assert f"{file}:6: engines[0].launch.dtype: vLLM: not one of its choices" in capsys.readouterr().out
+    assert f"{file}:5: engines[0].launch.dtype: vLLM: not one of its choices" in capsys.readouterr().out
 
 
 def test_a_dry_run_prints_what_a_shell_can_take_and_no_secret(

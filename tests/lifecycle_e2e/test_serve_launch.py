@@ -22,6 +22,7 @@ def config(where: Path, **launch: Any) -> dict[str, Any]:
         port = free.getsockname()[1]
     entry = {
         "name": "started",
+        "kind": "vllm",
         "health_interval": 0.2,
         "launch": {
             "model": "forebay-sim", "port": port, "max_num_seqs": 8, "report": False,

@@ -11,6 +11,7 @@ import pytest
 from forebay.config.engine import Engine
 from forebay.config.launch import Launch
 from forebay.engines.launching.commands import PROGRAMS, CommandLine, command_of, mistakes
+from forebay.engines.launching.page import rows
 from forebay.engines.launching.table import SETTINGS, Choice, Refused, Variable
 
 KNOWN = Path(__file__).parent / "known"
@@ -153,7 +154,7 @@ def test_tgi_and_ollama_take_settings_from_the_environment() -> None:
         ("llamacpp", "scheduling_policy", "priority", "knows no priorities"),
         ("trtllm", "block_size", 64, "kv_cache_config.tokens_per_block into a YAML file"),
         ("trtllm", "enable_prefix_caching", False, "kv_cache_config.enable_block_reuse: false"),
-        ("trtllm", "served_model_name", "x", "models.NAME.aliases"),
+        ("tgi", "served_model_name", "x", "models.NAME.aliases"),
         ("tgi", "dtype", "float32", "not one of its choices: float16, bfloat16"),
         ("tgi", "block_size", 16, "leave it out"),
         ("ollama", "tensor_parallel_size", 2, "OLLAMA_SCHED_SPREAD"),
@@ -168,7 +169,7 @@ def test_what_an_engine_does_not_have_names_the_field_and_the_fix(
 
 
 def test_a_kind_without_a_program_is_named() -> None:
-    assert "vllm, sglang, llamacpp, trtllm, tgi, ollama can" in said("openai")["kind"]
+    assert "one of these kinds: vllm, sglang, llamacpp, trtllm, tgi, ollama" in said("openai")["kind"]
     assert said("trtllm", {"api_key": "k" * 20})["api_key"].startswith("trtllm-serve asks for no key")
     assert "launch.command" in said("tgi", python="/x/python")["launch.python"]
 
@@ -219,3 +220,8 @@ def test_an_engine_in_our_own_python_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert words[:5] == (sys.executable, "-m", "forebay.engines.launching.llamacpp_server", "--model", "/m.gguf")
     with pytest.raises(Refused, match="name its path"):
         command_of(engine("llamacpp", model="user/repository"), lambda name: None)
+
+
+def test_the_table_in_the_docs_is_current() -> None:
+    text = (Path(__file__).parents[3] / "docs/launch.md").read_text()
+    assert "\n".join(rows()) in text, "python -m forebay.engines.launching.page"

@@ -69,9 +69,7 @@ def mistakes(engine: Engine) -> Iterator[Mistake]:
     program = program_of(engine)
     if program is None:
         kinds = ", ".join(PROGRAMS)
-        yield Mistake(
-            ("kind",), f"an engine of this kind cannot be started: {kinds} can; or leave launch out", engine.kind
-        )
+        yield Mistake(("kind",), f"launch starts an engine of one of these kinds: {kinds}", str(engine.kind))
         return
     for name, value in asked(launch):
         try:

@@ -1,6 +1,6 @@
-"""TensorRT-LLM's server. Flags after NVIDIA/TensorRT-LLM 00209af1, tensorrt_llm/commands/serve.py (1.2). What has no
-flag stands in the YAML file that --config names (--extra_llm_api_options until 1.1), whose keys are those of
-tensorrt_llm/llmapi/llm_args.py.
+"""TensorRT-LLM's server. Flags after NVIDIA/TensorRT-LLM 00209af1, tensorrt_llm/commands/serve.py (1.2), and
+--served_model_name as the documentation of 1.3 has it. What has no flag stands in the YAML file that --config names
+(--extra_llm_api_options until 1.1), whose keys are those of tensorrt_llm/llmapi/llm_args.py.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ PROGRAM: Final = Program(
     settings={
         "host": Flag("--host"),
         "port": Flag("--port"),
-        "served_model_name": missing(
-            "trtllm-serve names the model after its path or Hugging Face name: leave it out, and give "
-            "models.NAME.aliases"
-        ),
+        "served_model_name": Flag("--served_model_name"),  # since 1.3
         "tensor_parallel_size": Flag("--tp_size"),
         "gpu_memory_utilization": Flag("--kv_cache_free_gpu_memory_fraction"),
         "max_model_len": Flag("--max_seq_len"),
