@@ -223,6 +223,8 @@ def _launcher(settings: Config, file: Path) -> Companion:
         raise CannotStart(78, str(e)) from None
     if wrong:
         raise CannotStart(EX_UNAVAILABLE, "\n  ".join(wrong))
+    if not any(one.program.here for one in found):
+        raise CannotStart(78, "--launch: none of the engines with a launch section is of a kind that is started here")
     check_way(found)
     theirs, ours = os.pipe()
     arguments = python("forebay", "launch", "--config", str(file.absolute()), "--parent-fd", str(theirs))

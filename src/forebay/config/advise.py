@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from forebay.config.document import Node, Path, Trouble
 from forebay.config.fit import idle_settings
+from forebay.config.launch import SECRET_VARIABLE, Launch
 from forebay.config.models import Config
 
 
@@ -40,6 +41,8 @@ def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
                 yield Trouble(0, (*at, "url"), "api_key crosses the network unencrypted; use https://", engine.url)
             if _in_the_open(tree, (*at, "api_key")):
                 yield Trouble(0, (*at, "api_key"), "the key is readable in the file; write ${VAR}")
+        if engine.launch is not None:
+            yield from _launch(engine.launch, engine.api_key is not None, tree, (*at, "launch"))
         if url.scheme == "https" and not engine.tls.verify:
             yield Trouble(0, (*at, "tls", "verify"), "any certificate is accepted, an impostor's too")
         if url.scheme == "http" and engine.tls.model_fields_set:
@@ -48,6 +51,14 @@ def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
             yield Trouble(
                 0, (*at, "max_idle"), f"more than max_connections ({engine.max_connections:,})", f"{engine.max_idle:,}"
             )
+
+
+def _launch(launch: Launch, key: bool, tree: Node | None, at: Path) -> Iterator[Trouble]:
+    if not key and not _loopback(launch.host):
+        yield Trouble(0, (*at, "host"), "the engine is open to the network, without a key; set api_key", launch.host)
+    for name in launch.env:
+        if SECRET_VARIABLE.search(name) and _in_the_open(tree, (*at, "env", name)):
+            yield Trouble(0, (*at, "env", name), "the value is readable in the file; write ${VAR}")
 
 
 def _models(config: Config) -> Iterator[Trouble]:

@@ -28,6 +28,9 @@ def _address(text: str) -> str:
 Word = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_one_line)]
 Variable = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
+SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+"""In the name of an environment variable: its value is shown nowhere."""
+
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where one listens on all, this machine asks on loopback
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from forebay.config.engine import Engine
-from forebay.config.launch import Launch
+from forebay.config.launch import SECRET_VARIABLE, Launch
 from forebay.engines.launching import llamacpp, ollama, sglang, tgi, trtllm, vllm
 from forebay.engines.launching.table import Program, Refused, asked
 from forebay.errors import shown
@@ -23,7 +23,6 @@ PROGRAMS: Final[Mapping[str, Program]] = MappingProxyType(
 
 HIDDEN: Final = "(hidden)"
 _SECRET_WORD: Final = re.compile(r"(?:key|token|secret|password)$")
-_SECRET_VARIABLE: Final = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 
 Which = Callable[[str], str | None]
 
@@ -104,12 +103,14 @@ def _flags(program: Program, launch: Launch) -> Iterator[Mistake]:
             yield Mistake(at, "set the entry's api_key instead: the gateway has to send it", flag)
 
 
-def command_of(engine: Engine, which: Which = shutil.which) -> CommandLine:
-    """`engine` has a launch section without mistakes. Raises Refused where the program is not there."""
+def command_of(engine: Engine, which: Which | None = None) -> CommandLine:
+    """`engine` has a launch section without mistakes. `which` finds programs, by default on its PATH. Raises Refused
+    where the program is not there."""
     launch, program = engine.launch, program_of(engine)
     if launch is None or program is None:
         raise Refused(f"{engine.name} has no launch section, or its kind cannot be started")
-    head = launch.command or program.found(launch, which)
+    path = launch.env.get("PATH")
+    head = launch.command or program.found(launch, which or (lambda name: shutil.which(name, path=path)))
     if not head and program.here:
         raise Refused(not_installed(engine.name, program))
     head = head or program.found(launch, lambda name: name)
@@ -137,7 +138,7 @@ def _secrets(engine: Engine, words: list[str], variables: Mapping[str, str]) -> 
     """Texts that are secret by where they stand."""
     if engine.api_key is not None:
         yield engine.api_key
-    yield from (value for name, value in variables.items() if value and _SECRET_VARIABLE.search(name))
+    yield from (value for name, value in variables.items() if value and SECRET_VARIABLE.search(name))
     for word, after in zip(words, [*words[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
         if flag.startswith("--") and _SECRET_WORD.search(flag) and (text := value if equals else after):
