@@ -19,6 +19,17 @@ def _one_line(text: str) -> str:
     return text
 
 
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a NUL character cannot be used here")
+    return text
+
+
+def _folder(path: Path) -> Path:
+    _one_line(str(path))
+    return path
+
+
 def _address(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9.:_-]+", text):
         raise ValueError("an address or a host's name is needed; an IPv6 address without brackets")
@@ -67,9 +78,11 @@ class Launch(Section):
     """Also the flags by which the gateway learns more of it: cached tokens, metrics, request ids."""
     flags: tuple[Word, ...] = ()
     """Further flags, one word each, as they are: [--enforce-eager, --seed, "7"]."""
-    env: dict[Variable, Annotated[str, StringConstraints(max_length=65_536)]] = Field(default={}, repr=False)
+    env: dict[Variable, Annotated[str, StringConstraints(max_length=65_536), AfterValidator(_no_nul)]] = Field(
+        default={}, repr=False
+    )
     """Environment variables beside those of `forebay launch`; write secrets as ${VAR}."""
-    directory: Path | None = None
+    directory: Annotated[Path, AfterValidator(_folder)] | None = None
     """The folder it runs in."""
     python: Word | None = None
     """The Python that has the engine installed: /opt/vllm/bin/python."""

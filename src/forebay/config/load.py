@@ -145,7 +145,7 @@ def _anchor_launch(launch: Node, base: Path | None) -> None:
 def _anchored(text: str, base: Path | None) -> str:
     try:
         path = Path(text).expanduser()
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # no such user, or no text that a path can have
         path = Path(text)
     return str(base / path) if base else str(path)
 
