@@ -27,8 +27,8 @@ from forebay.wire.tasks import unless
 FIRST_DELAY, MAX_DELAY = 1.0, 60.0
 """Seconds before a restart: doubled each time, back to the first after STEADY seconds of health."""
 STEADY = 60.0
-ASK_EVERY = 0.25
-"""Seconds between health checks while it starts."""
+ASK_EVERY, ASK_LATER, SOON = 0.25, 1.0, 5.0
+"""Seconds between health checks while it starts; the longer once SOON has passed, since engines log each of them."""
 ASK_WITHIN = 5.0
 LEAVE = guard.SWEEP + 2.0
 """Seconds past stop_timeout that its guard may take to end what is left."""
@@ -210,7 +210,8 @@ class Launched:
             if left <= 0:
                 return False
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(unless(self._stop, self._gone.wait()), min(ASK_EVERY, left))
+                every = ASK_EVERY if time.monotonic() - began < SOON else ASK_LATER
+                await asyncio.wait_for(unless(self._stop, self._gone.wait()), min(every, left))
         return True
 
     async def _ask(self) -> int | None:
