@@ -55,12 +55,13 @@ class EngineView:
         found: dict[str, Any] = {
             "name": self.name,
             "url": self.url,
-            "kind": self.kind,
             "healthy": self.healthy > 0,
             "healthy_in_workers": self.healthy,
             "models": list(self.models),
             "in_flight": self.in_flight,
         }
+        if self.kind:
+            found["kind"] = self.kind
         if self.version:
             found["version"] = self.version
         if self.why and self.healthy < self.seen:
