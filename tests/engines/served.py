@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,13 +16,14 @@ from forebay.wire.ticker import Ticker
 
 class Pages:
     """`pages`: what a GET answers, the body of a 200 or a status and a body; else 404. `asked`: the paths so far.
-    `heads`: the heads of these requests."""
+    `heads`: the heads of these requests. `hook` is called with each path before its answer."""
 
     def __init__(self, pages: dict[str, bytes | tuple[int, bytes]]) -> None:
         self.pages = pages
         self.asked: list[str] = []
         self.heads: list[str] = []
         self.port = 0
+        self.hook: Callable[[str], None] = lambda path: None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -31,6 +32,7 @@ class Pages:
                 path = head.split(" ", 2)[1]
                 self.asked.append(path)
                 self.heads.append(head)
+                self.hook(path)
                 found = self.pages.get(path, (404, b"{}"))
                 status, body = found if isinstance(found, tuple) else (200, found)
                 writer.write(b"HTTP/1.1 %d x\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)

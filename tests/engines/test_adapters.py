@@ -221,6 +221,7 @@ def test_values_that_cannot_be(value: str) -> None:
     assert (found.running, found.kv_usage) == (None, None)
     assert vllm.report(f"vllm:num_requests_running {value}\nvllm:num_requests_running 2\n").running == 2
     assert vllm.report("vllm:kv_cache_usage_perc 7.5\n").kv_usage is None
+    assert adapter(EngineKind.SGLANG).report(f"sglang:page_size {value}\n").block_size is None
     capacity = vllm.report(f'vllm:cache_config_info{{block_size="{value}",kv_cache_size_tokens="{value}"}} 1\n')
     assert (capacity.block_size, capacity.kv_capacity_tokens) == (None, None)
 

@@ -160,6 +160,18 @@ def test_a_failed_check_asks_again_what_it_is() -> None:
     play(pages, scenario)
 
 
+def test_a_look_that_was_under_way_when_it_became_another_engine_is_dropped() -> None:
+    pages = vllm()
+
+    async def scenario(handle: Handle, clock: Clock) -> None:
+        pages.hook = lambda path: handle.become(EngineKind.SGLANG) if path == "/metrics" else None
+        await again(handle, clock)
+        assert handle.adapter.kind == "sglang"
+        assert handle.report == NOTHING
+
+    play(pages, scenario)
+
+
 def test_a_configured_kind_is_never_doubted() -> None:
     pages = sglang()
 
