@@ -91,7 +91,8 @@ BAD = [
          "(allowed http:// or https:// and a host, without `/v1`; a path is kept as a prefix. Required, except with "
          "launch)"]),
     Bad("choices", "engines:\n  - name: a\n    url: http://h\n    kind: VLM\nlogging:\n  level: loud\n",
-        ["4: engines[0].kind: not one of the choices; did you mean vllm? (found 'VLM'; allowed vllm, openai)",
+        ["4: engines[0].kind: not one of the choices; did you mean vllm? (found 'VLM'; allowed vllm, sglang, "
+         "tgi, trtllm, llamacpp, ollama, openai, anthropic, auto)",
          "6: logging.level: not one of the choices (found 'loud'; allowed debug, info, warning, error)"]),
     Bad("ranges", "limits:\n  pipelined: 0\n  body_bytes: 99999999999\ntimeouts:\n  idle: 0\n  drain: .inf\n"
         "  body: .nan\nretries:\n  budget: 1.5\n  attempts: 2.5\n",

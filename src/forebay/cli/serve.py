@@ -200,7 +200,7 @@ def _companion(built_in: BuiltIn) -> Companion:
     entry = Engine(
         name="local",
         url=f"http://127.0.0.1:{port}",
-        kind=EngineKind.OPENAI,
+        kind=EngineKind.LLAMACPP,
         models=(LOCAL_MODEL,),
         health_interval=5.0,
         unhealthy_after=3,

@@ -31,7 +31,14 @@ VISIBLE = re.compile(r"[!-~]+")
 
 class EngineKind(StrEnum):
     VLLM = "vllm"
+    SGLANG = "sglang"
+    TGI = "tgi"
+    TRTLLM = "trtllm"
+    LLAMACPP = "llamacpp"
+    OLLAMA = "ollama"
     OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    AUTO = "auto"
 
 
 class Engine(Section):
@@ -39,12 +46,13 @@ class Engine(Section):
     """Its label in metrics, logs and headers."""
     url: str = ""
     """http:// or https:// and a host, without `/v1`; a path is kept as a prefix. Required, except with launch."""
-    kind: EngineKind = EngineKind.VLLM
-    """What it is: its metrics, health check and refusals are read accordingly."""
+    kind: EngineKind = EngineKind.AUTO
+    """What it is: its metrics, health check and refusals are read accordingly (docs/engines.md). `auto`: found out by
+    asking it, again after it was away."""
     models: tuple[Name, ...] = ()
     """Models it serves, by the engine's own names; empty: asked of the engine at /v1/models."""
     api_key: Secret | None = Field(default=None, repr=False)
-    """Sent upstream as a bearer token; write ${VAR}."""
+    """Sent upstream as a bearer token, to `anthropic` as x-api-key; write ${VAR}."""
     tls: ClientTLS = ClientTLS()
     """How an https:// url is verified."""
     max_connections: Annotated[int, Field(ge=1, le=65_535)] = 8_192
@@ -58,7 +66,8 @@ class Engine(Section):
     unhealthy_after: Annotated[int, Field(ge=1, le=100)] = 2
     """Consecutive failed checks before it is taken out."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """Sequences it runs at once (vLLM: --max-num-seqs); admission sends no more."""
+    """Sequences it runs at once (vLLM: --max-num-seqs); admission sends no more, nor more than the engine says of
+    itself (SGLang, TensorRT-LLM, llama.cpp)."""
     concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Sequences it is to run at once while the queue is short: a soft cap that admission.scale moves, up to
     max_num_seqs. None: no such cap."""
