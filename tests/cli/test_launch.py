@@ -295,6 +295,16 @@ def test_a_dry_run_prints_what_a_shell_can_take_and_no_secret(
     assert not (tmp_path / "state").exists()
 
 
+def test_a_kind_that_is_not_run_here_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = {"name": "o", "kind": "ollama", "launch": {"model": "qwen3:4b", "port": 11434}}
+    assert ran(tmp_path, [one]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "# o: Ollama; start it yourself (see ollama.com/download)",
+        "ollama pull qwen3:4b  # while it serves",
+        "OLLAMA_HOST=127.0.0.1:11434 ollama serve",
+    ]
+
+
 # --- its log ---------------------------------------------------------------------------------------------------------
 
 

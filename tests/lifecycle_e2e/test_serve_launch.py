@@ -88,3 +88,13 @@ def test_what_is_in_the_way_is_said_before_anything_serves() -> None:
         with contextlib.closing(forebay):
             assert forebay.process.wait(20) == 69
             eventually(lambda: "started: launch.command: /no/such/program is not there" in forebay.text)
+
+
+def test_engines_that_are_only_printed_are_nothing_to_start() -> None:
+    with folder() as where:
+        printed = config(where)
+        printed["engines"][0] |= {"kind": "trtllm", "launch": {"model": "m", "port": 1}}
+        forebay = Forebay(where, printed, "--launch", wait=False)
+        with contextlib.closing(forebay):
+            assert forebay.process.wait(20) == 78
+            eventually(lambda: "none of the engines with a launch section is of a kind" in forebay.text)
