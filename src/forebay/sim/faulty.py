@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
+from forebay.sim.answers import Sent
 from forebay.sim.faults import Fault, Kind
 from forebay.wire.connection import Connection
 from forebay.wire.reply import Reply
@@ -45,6 +46,25 @@ def speak_raw(reply: Reply, data: bytes) -> None:
 
 def speak_garbage(reply: Reply) -> None:
     speak_raw(reply, _GARBAGE)
+
+
+_HTML: Final = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>\n"
+
+
+def html_page(status: int) -> Sent:
+    """As of a proxy in between, or of a wrong port."""
+    return Sent(status, b"server: nginx\r\ncontent-type: text/html\r\n", _HTML)
+
+
+def close_when_idle(reply: Reply) -> Callable[[], None]:
+    """What closes the connection, once this answer has been sent; its head has promised to keep it."""
+    connection, loop = reply._connection, asyncio.get_running_loop()
+
+    def close() -> None:
+        if isinstance(connection, Connection):
+            loop.call_soon(connection.close_if_idle)
+
+    return close
 
 
 class HugeBody:

@@ -1,0 +1,22 @@
+"""The faces there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from forebay.sim.answers import Sent
+from forebay.sim.faces.base import Face, House
+from forebay.sim.faces.vllm import VllmFace
+
+KINDS: Final[Mapping[str, type[Face]]] = MappingProxyType({face.kind: face for face in (VllmFace,)})
+
+
+def wear(kind: str, house: House) -> Face:
+    return KINDS[kind](house)
+
+
+def other_page(face: Face, house: House) -> Sent:
+    """The metrics of this engine as another kind would show them."""
+    return KINDS["tgi" if face.kind == "vllm" else "vllm"](house).metrics()
