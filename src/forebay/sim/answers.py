@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, ClassVar, Final, NamedTuple
@@ -20,6 +21,13 @@ class Sent(NamedTuple):
     status: int
     headers: bytes
     body: bytes
+
+
+class Later(NamedTuple):
+    """An answer that takes so many seconds of the server, and then maybe more."""
+
+    seconds: float
+    then: Callable[[], Sent | Later]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ class Generation:
     rid: str = ""
     """SGLang's name of the request; empty: none given."""
     bootstrap: Bootstrap | None = None
+    flaw: Rejected | None = None
+    """What the engine will find wrong with it once it has said 200 to a stream."""
 
 
 def check_model(fields: Fields, models: tuple[str, ...]) -> str:

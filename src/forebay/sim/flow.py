@@ -100,6 +100,11 @@ class Flow:
         return self._opened
 
     @property
+    def deserted(self) -> bool:
+        """The client has left, and the engine does not know yet."""
+        return self._deserted
+
+    @property
     def waiting(self) -> bool:
         """No token of it has been worked on."""
         return all(c.job.state is State.WAITING and c.job.scheduled_at < 0 for c in self._choices)
@@ -390,7 +395,11 @@ class Flow:
             return
         if self.ask.stream and (self._opened or e.late):
             self._open(role=False)
-            self._reply.write(self.answer.error_event(e))
+            data = self.answer.error_event(e)
+            if not data:
+                self._reply.abort()
+                return
+            self._reply.write(data)
             self._reply.end()
         else:
             self._reply.send(*self.face.error(e))
@@ -417,10 +426,12 @@ class Flow:
                 return
         self._finish()
 
-    def desert(self, seconds: float) -> None:
-        """The client has left, which the engine notices in so many seconds of the wall, if the request is not done."""
+    def desert(self, seconds: float | None) -> None:
+        """The client has left, which the engine notices in so many seconds of the wall, if the request is not done;
+        None: the face will say when."""
         self._deserted = True
-        self._later("gone", seconds, self.abandon)
+        if seconds is not None:
+            self._later("gone", seconds, self.abandon)
 
     def abandon(self) -> None:
         """The engine knows that the client has left."""

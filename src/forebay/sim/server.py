@@ -9,12 +9,13 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from forebay.errors import Refusal
-from forebay.sim.answers import Prepared, Sent
+from forebay.sim.answers import Later, Prepared, Sent
 from forebay.sim.asks import Generation
 from forebay.sim.checks import Fields, Rejected, compact, read_body
 from forebay.sim.driver import Driver
@@ -130,20 +131,26 @@ class EngineServer:
         elif path == face.metrics_path and method in (b"GET", b"HEAD"):
             self._send(reply, self._metrics(), b"")
         elif path in face.get and method in (b"GET", b"HEAD"):
-            self._route(face.get[path], request, reply, extra)
+            self._route(partial(face.get[path], request), reply, extra)
         elif path in face.post and method == b"POST":
-            self._route(face.post[path], request, reply, extra)
+            self._route(partial(face.post[path], request), reply, extra)
         elif path in face.get or path in face.post:
             self._send(reply, face.wrong_method(b"GET" if path in face.get else b"POST"), extra)
         else:
             self._send(reply, face.not_found(), extra)
 
-    def _route(self, route: Callable[[Request], Sent], request: Request, reply: Reply, extra: bytes) -> None:
+    def _route(self, route: Callable[[], Sent | Later], reply: Reply, extra: bytes) -> None:
+        if not reply.open:
+            return
         try:
-            sent = route(request)
+            sent = route()
         except Rejected as e:
             sent = self.face.error(e)
-        self._send(reply, sent, extra)
+        if isinstance(sent, Later):
+            seconds = self.face.later(sent.seconds)
+            asyncio.get_running_loop().call_later(seconds, self._route, sent.then, reply, extra)
+        else:
+            self._send(reply, sent, extra)
 
     @staticmethod
     def _send(reply: Reply, sent: Sent, extra: bytes) -> None:
@@ -207,11 +214,12 @@ class EngineServer:
         ask = face.read(request)
         if fault is not None and fault.kind in _TOOL_KINDS and ask.chat and not ask.tools:
             ask.tools, ask.tool_choice = [_LOOKUP], "required"
-        scripts = write_scripts(ask, settings.seed, strange=fault is not None and fault.kind is Kind.SPLIT_UTF8)
-        if fault is not None and fault.kind is Kind.WRONG_MODEL:
-            ask.model = _OTHER_MODEL
         try:
             face.admit(ask)
+            strange = fault is not None and fault.kind is Kind.SPLIT_UTF8
+            scripts = write_scripts(ask, settings.seed, strange=strange)
+            if fault is not None and fault.kind is Kind.WRONG_MODEL:
+                ask.model = _OTHER_MODEL
             flow = Flow(face, ask, scripts, reply, record, prepared=prepared, fault=fault, books=self.books)
             if fault is not None and fault.kind is Kind.CLOSE_IDLE:
                 flow.then = close_when_idle(reply)

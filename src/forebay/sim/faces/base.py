@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from forebay.sim.answers import Answer, Prepared, Sent
+from forebay.sim.answers import Answer, Later, Prepared, Sent
 from forebay.sim.asks import Generation, Prompt
 from forebay.sim.checks import Fields, Rejected, compact
 from forebay.sim.driver import Driver
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forebay.sim.serving import Settings
     from forebay.wire.message import Request
 
-Route = Callable[["Request"], "Sent"]
+Route = Callable[["Request"], Sent | Later]
 CHAT = b"/v1/chat/completions"
 COMPLETIONS = b"/v1/completions"
 EMBEDDINGS = b"/v1/embeddings"
@@ -42,6 +42,8 @@ class House(Protocol):
     """Requests that have begun and not ended."""
     created: int
     """Unix seconds."""
+    where: tuple[str, int] | None
+    """Host and port at which other engines reach this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,16 @@ from typing import Final
 
 from forebay.sim.answers import Sent
 from forebay.sim.faces.base import Face, House
+from forebay.sim.faces.llamacpp import LlamacppFace
+from forebay.sim.faces.ollama import OllamaFace
+from forebay.sim.faces.sglang import SglangFace
+from forebay.sim.faces.tgi import TgiFace
+from forebay.sim.faces.trtllm import TrtllmFace
 from forebay.sim.faces.vllm import VllmFace
 
-KINDS: Final[Mapping[str, type[Face]]] = MappingProxyType({face.kind: face for face in (VllmFace,)})
+KINDS: Final[Mapping[str, type[Face]]] = MappingProxyType(
+    {face.kind: face for face in (VllmFace, SglangFace, TgiFace, TrtllmFace, LlamacppFace, OllamaFace)}
+)
 
 
 def wear(kind: str, house: House) -> Face:
