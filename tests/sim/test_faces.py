@@ -149,17 +149,14 @@ def test_sglang_aborts_by_rid_whether_it_runs_or_waits(engines: dict[str, Engine
     waiting = engine.open_chat(rid="waits", max_tokens=400)
     engine.until(lambda b: b["waiting"] == 1)
     for rid in ("waits", "runs", "nobody"):
-        assert error_of_empty(engine.ask("POST", "/abort_request", {"rid": rid})) == (200, b"")
+        told = engine.ask("POST", "/abort_request", {"rid": rid})
+        assert (told.status, told.body) == (200, b"")
     with running, waiting:
         assert b'"finish_reason":"abort"' in read_until(running, b"[DONE]")
         assert b'"content":"","reasoning_content":null},"logprobs":null,"finish_reason":"abort"' in read_until(
             waiting, b'"metadata"'
         )
     assert engine.until(lambda b: b["running"] == 0)["waiting"] == 0
-
-
-def error_of_empty(answer: Any) -> tuple[int, bytes]:
-    return answer.status, answer.body
 
 
 def test_sglang_serves_the_highest_priority_first_and_evicts_the_lowest(start_engine: Start) -> None:
@@ -297,6 +294,12 @@ def test_tgi_has_the_role_in_every_delta_and_usage_in_the_last_completion(engine
     text = engine.ask("POST", "/v1/completions", asked).chunks()
     assert [c["choices"][0]["finish_reason"] for c in text] == ["", "length"]
     assert text[-1]["usage"]["completion_tokens"] == 2 and "usage" not in text[0]
+
+
+def test_tgi_keeps_a_silent_stream_alive(start_engine: Start) -> None:
+    engine = start_engine("--kind", "tgi", "--max-num-seqs", "1", "--speed", "50", "--decode-rate", "2")
+    with engine.open_chat(stream=True, max_tokens=400), engine.open_chat(stream=True, max_tokens=1) as waiting:
+        assert b"data:" not in read_until(waiting, b":\n\n\r\n")
 
 
 # --- TensorRT-LLM ----------------------------------------------------------------------------------------------------

@@ -120,7 +120,11 @@ class Flow:
         broken = self._kind in _AFTER_TOKENS and self._fault is not None and self._fault.arg == 0
         late = self._kind is Kind.ROLE_WAIT
         if not broken and not late and self._gate.start(self._submit_late, self.fail):
-            self._submit()
+            try:
+                self._submit()
+            except Refused:
+                self._gate.refused()
+                raise
         self.face.house.live[self] = None
         self.face.on_begun(self)
         reply.on_gone = self._gone
@@ -141,7 +145,7 @@ class Flow:
             length = self._out.wrong_length(self._whole_size()) if wrong else None
             self._out.start(self.answer.stream_head(), length)
             if self.face.ping is not None:
-                self._later("ping", self.face.ping[0], self._ping)
+                self._later("ping", self.face.later(self.face.ping[0]), self._ping)
         if role and not self._told_role:
             self._told_role = True
             for script in self._scripts:
@@ -153,9 +157,9 @@ class Flow:
             self._out.write(data)
 
     def _ping(self) -> None:
-        if self.face.ping is None or self._out.paced:
+        if self.face.ping is None or self._out.paced or self._muted:
             return
-        every, words = self.face.ping
+        every, words = self.face.later(self.face.ping[0]), self.face.ping[1]
         quiet = self._loop.time() - self._spoke_at
         if quiet >= every:
             self._write(words)

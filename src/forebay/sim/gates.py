@@ -24,6 +24,9 @@ class Gate:
     def submitted(self, tokens: int) -> None:
         """The model has the request, of so many prompt tokens."""
 
+    def refused(self) -> None:
+        """The model does not take the request, which ends here. Called in place of `leave`."""
+
     def finished(self, job: Job, done: Callable[[], None]) -> None:
         """The model has made the last token; `done` sends the end of the answer."""
         done()

@@ -78,6 +78,13 @@ class Rooms:
             reply.on_gone = None
             reply.send(status, _JSON, compact(body))
 
+    def close(self) -> None:
+        """Nobody will be answered any more."""
+        for reply in self.asked.values():
+            reply.on_gone = None
+            reply.abort()
+        self.asked.clear()
+
     def __repr__(self) -> str:
         return f"<Rooms {len(self.held)} held, {len(self.asked)} asked for>"
 
@@ -141,6 +148,9 @@ class PrefillGate(Gate):
             done()
 
         self._timer = asyncio.get_running_loop().call_later(seconds / driver.speed, taken)
+
+    def refused(self) -> None:
+        self.leave()
 
     def leave(self) -> None:
         self._stop_timer()

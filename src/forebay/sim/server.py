@@ -96,6 +96,8 @@ class EngineServer:
         """As a process that dies and comes back: everybody is cut off, nothing is remembered but the books."""
         for flow in tuple(self.live):
             flow.on_broken()
+        if self.rooms is not None:
+            self.rooms.close()
         self.driver.close()
         self.face.close()
         self.settings = settings
@@ -119,7 +121,7 @@ class EngineServer:
             return
         given = request.header(b"x-request-id")
         name = given.decode("latin-1")[:_MAX_ID] if given else ""
-        extra = face.every(name)
+        extra = face.extra_headers(name)
         refused = face.refuses(request)
         if refused is not None:
             self._send(reply, refused, extra)

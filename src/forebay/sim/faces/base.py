@@ -95,7 +95,7 @@ class Face:
 
     # --- a request's way in ------------------------------------------------------------------------------------------
 
-    def every(self, name: str) -> bytes:
+    def extra_headers(self, name: str) -> bytes:
         """A header block of every answer; `name` is the request's X-Request-Id, or empty."""
         return b""
 

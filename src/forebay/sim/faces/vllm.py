@@ -54,7 +54,7 @@ class VllmFace(Face):
 
     # --- a request's way in ------------------------------------------------------------------------------------------
 
-    def every(self, name: str) -> bytes:
+    def extra_headers(self, name: str) -> bytes:
         return b"x-request-id: %b\r\n" % (name.encode("latin-1") if name else secrets.token_hex(16).encode())
 
     def refuses(self, request: Request) -> Sent | None:
