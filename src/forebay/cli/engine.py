@@ -165,6 +165,18 @@ def command(
     swap_seconds_per_block: Annotated[
         float, typer.Option(help="Seconds of moving a block there or back.", rich_help_panel=_KV)
     ] = _DEFAULT.swap_seconds_per_block,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="vllm: publish KV cache events there over ZeroMQ, tcp://*:5557 say. Needs the extra kv-events.",
+            rich_help_panel=_KV,
+        ),
+    ] = None,
+    kv_events_shape: Annotated[
+        str,
+        typer.Option(metavar="[map|array]", help="array: as vLLM published events earlier.", rich_help_panel=_KV),
+    ] = _DEFAULT.kv_events_shape,
     kv_transfer_config: Annotated[
         str | None,
         typer.Option(

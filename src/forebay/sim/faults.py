@@ -56,12 +56,13 @@ class Kind(Enum):
     CLOSE_IDLE = "close-idle"
     RESTART = "restart"
     KV_SIZE = "kv-size"
+    CLEAR_CACHE = "clear-cache"
     OTHER_METRICS = "other-metrics"
     HTML_METRICS = "html-metrics"
     DEAF = "deaf"
 
 
-INSTANT: Final = frozenset({Kind.REFUSE, Kind.RESTART, Kind.KV_SIZE})
+INSTANT: Final = frozenset({Kind.REFUSE, Kind.RESTART, Kind.KV_SIZE, Kind.CLEAR_CACHE})
 """What happens once, when it is asked for."""
 STANDING: Final = frozenset({Kind.OTHER_METRICS, Kind.HTML_METRICS, Kind.DEAF})
 """What lasts while it is in force, whatever is asked."""
@@ -114,6 +115,7 @@ SHAPES: Final[dict[Kind, _Shape]] = {
         "die now, be down for so many seconds, come back with an empty cache", 0, 3600, 0, whole=False
     ),
     Kind.KV_SIZE: _Shape("restart now with a KV cache of so many tokens", 1, 1e12),
+    Kind.CLEAR_CACHE: _Shape("forget the prefix cache now, if no request is in it", takes=False),
     Kind.OTHER_METRICS: _Shape("the metrics page is another engine's", takes=False),
     Kind.HTML_METRICS: _Shape("the metrics page is HTML", takes=False),
     Kind.DEAF: _Shape("connections are accepted and no request is answered, but those of /control", takes=False),

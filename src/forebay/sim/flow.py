@@ -13,7 +13,7 @@ from forebay.sim.blocks import block_keys
 from forebay.sim.checks import Rejected
 from forebay.sim.driver import Follower
 from forebay.sim.faults import Books, Fault, Kind, Record
-from forebay.sim.faulty import Out, reset
+from forebay.sim.faulty import Out, bent_tool_delta, reset
 from forebay.sim.gates import Gate
 from forebay.sim.jobs import Job, Refused, State
 from forebay.sim.script import Script
@@ -214,7 +214,12 @@ class Flow:
         answer = [] if script.calls else tokens.pieces(script.text)
         if len(answer) != script.length:
             answer = []
-        return block_keys(script.prompt.pieces + answer, settings.block_size, (self.ask.model, self.ask.cache_salt))
+        content = script.prompt.pieces + answer
+        keys = block_keys(content, settings.block_size, (self.ask.model, self.ask.cache_salt))
+        events = self.face.house.events
+        if events is not None:
+            events.learn(self, [key for key, _ in keys], content)
+        return keys
 
     # --- the model's events ------------------------------------------------------------------------------------------
 
@@ -312,7 +317,7 @@ class Flow:
     def _chunk(self, script: Script, n: int) -> bytes:
         closing = script.index == len(self._scripts) - 1 and n == script.length
         if self._kind in _TOOL_KINDS and script.calls:
-            delta = _bent_tool_delta(self._kind, script, n)
+            delta = bent_tool_delta(self._kind, script, n)
             if delta is None:
                 return b""
             return self.answer.raw_delta(script, n, delta, last=n == script.length, closing=closing)
@@ -463,7 +468,10 @@ class Flow:
         for choice in self._choices:
             self._driver.cancel(choice)
         self._gate.leave()
-        self.face.house.live.pop(self, None)
+        house = self.face.house
+        house.live.pop(self, None)
+        if house.events is not None:
+            house.events.forget(self)
         self.face.on_ended(self)
         if self.then is not None:
             self.then()
@@ -471,25 +479,3 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"<Flow {self.answer.id} {self._tokens} tokens, {self._unfinished} choices open>"
-
-
-def _bent_tool_delta(kind: Kind | None, script: Script, n: int) -> dict[str, Any] | None:
-    """The delta of token `n` in the shape of a fault; None: no chunk."""
-    call = script.calls[0]
-    last = n == script.length
-    arguments = call.arguments[n - 2] if n > 1 else ""
-    head = {"id": call.id, "type": "function", "index": 0, "function": {"name": call.name, "arguments": ""}}
-    if kind is Kind.TOOL_WHOLE:
-        if n == 1:
-            return {"tool_calls": [{**head, "function": {"name": call.name, "arguments": "".join(call.arguments)}}]}
-        return {} if last else None
-    if kind is Kind.TOOL_NO_ID and n == 1:
-        return {"tool_calls": [{"index": 0, "function": {"name": call.name, "arguments": ""}}]}
-    if n == 1:
-        return {"tool_calls": [head]}
-    if kind is Kind.TOOL_EMPTY:
-        arguments = ""
-    delta: dict[str, Any] = {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}
-    if kind is Kind.TOOL_FINISH and last:
-        delta = {"content": "Done.", **delta}
-    return delta

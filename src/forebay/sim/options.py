@@ -7,6 +7,7 @@ import json
 import sys
 from argparse import BooleanOptionalAction
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +66,8 @@ class Options:
     spec_tokens: int = 0
     spec_acceptance: float = 0.0
     spec_draft_seconds: float = 0.0
+    kv_events: str | None = None
+    kv_events_shape: str = "map"
     kv_transfer_config: str | None = None
     kv_transfer_rate: float = 400_000.0
     kv_transfer_latency: float = 0.001
@@ -138,6 +141,8 @@ def parser() -> argparse.ArgumentParser:
     add("preemption-mode", str, text="swap: to CPU memory (older engines)", choices=("recompute", "swap"))
     add("swap-blocks", int, "N", "of CPU memory")
     add("swap-seconds-per-block", float, "SECONDS")
+    add("kv-events", str, "ENDPOINT", "vllm: publish KV cache events there, tcp://*:5557 say; needs pyzmq")
+    add("kv-events-shape", str, text="array: as vLLM published them earlier", choices=("map", "array"))
     add("kv-transfer-config", str, "JSON", "vLLM's, of the NixlConnector; with it kv_transfer_params are obeyed")
     add("disaggregation-mode", str, text="sglang: half of a pair", choices=("null", "prefill", "decode"))
     add("disaggregation-bootstrap-port", int, "PORT", "where decode engines ask; default: the port itself")
@@ -201,6 +206,8 @@ def settings_of(args: Options) -> Settings:
         speed=args.speed,
         prompt_tokens_details=args.enable_prompt_tokens_details,
         kv_transfer=args.kv_transfer_config is not None,
+        kv_events=args.kv_events,
+        kv_events_shape="array" if args.kv_events_shape == "array" else "map",
         queue_limit=args.max_num_queued_reqs if KINDS[args.kind].limits_queue else None,
         metrics=args.metrics,
         low_first=args.schedule_low_priority_values_first,
@@ -232,8 +239,13 @@ def _complete(args: Options) -> Options:
     given += ["disaggregation_mode"] if args.disaggregation_mode != "null" else []
     if args.kind != "sglang" and given:
         raise ValueError(f"{_option(given[0])} is of --kind sglang, not {args.kind}")
-    if args.kind != "vllm" and args.kv_transfer_config is not None:
-        raise ValueError(f"--kv-transfer-config is of --kind vllm, not {args.kind}")
+    for name in ("kv_transfer_config", "kv_events"):
+        if args.kind != "vllm" and getattr(args, name) is not None:
+            raise ValueError(f"{_option(name)} is of --kind vllm, not {args.kind}")
+    if args.kv_events_shape not in ("map", "array"):
+        raise ValueError(f"--kv-events-shape must be map or array, not {args.kv_events_shape!r}")
+    if args.kv_events is not None and find_spec("zmq") is None:
+        raise ValueError("--kv-events needs pyzmq: pip install 'forebay[kv-events]'")
     if not face.can_limit and args.max_num_queued_reqs is not None:
         raise ValueError(f"--max-num-queued-reqs: {args.kind} queues without a limit")
     policy = args.scheduling_policy

@@ -27,6 +27,7 @@ from forebay.sim.faulty import HugeBody, Out, close_when_idle, html_page, reset,
 from forebay.sim.flow import Flow
 from forebay.sim.handover import RELEASE, Handovers
 from forebay.sim.jobs import Refused, TooLong
+from forebay.sim.kv_events import KvEvents
 from forebay.sim.rooms import ROOM, Rooms
 from forebay.sim.script import write_scripts
 from forebay.sim.serving import Settings
@@ -89,6 +90,9 @@ class EngineServer:
         self.rooms: Rooms | None = None
         if settings.role != "null":
             self.rooms = Rooms(settings, self.driver, self.tasks)
+        self.events: KvEvents | None = None
+        if settings.kv_events is not None:
+            self.events = KvEvents(settings, self.driver.engine.pool)
         self.face = wear(settings.kind, self)
         self.tally = Tally(self.face.edges(settings.max_model_len), time.time())
 
@@ -100,6 +104,8 @@ class EngineServer:
             self.rooms.close()
         self.driver.close()
         self.face.close()
+        if self.events is not None:
+            self.events.close()
         self.settings = settings
         self._start_model()
         asyncio.get_running_loop().call_soon(self._outside.hang_up)
@@ -367,6 +373,11 @@ class EngineServer:
                 self.restart(self.settings)
             elif fault.kind is Kind.KV_SIZE:
                 self.restart(self._resized(int(fault.arg)))
+            elif fault.kind is Kind.CLEAR_CACHE:
+                if not self.driver.engine.pool.clear():
+                    raise BadFault("fault 'clear-cache': requests hold KV blocks")
+                if self.events is not None:
+                    self.events.cleared()
         self.faults.replace([f for f in faults if f.kind not in INSTANT])
 
     def _resized(self, tokens: int) -> Settings:
@@ -387,6 +398,8 @@ class EngineServer:
     async def close(self) -> None:
         self.driver.close()
         self.face.close()
+        if self.events is not None:
+            self.events.close()
         await self.tasks.drain()
 
 

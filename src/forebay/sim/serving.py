@@ -28,6 +28,10 @@ class Settings:
     """usage says how many prompt tokens were cached, where the engine has to be told to."""
     kv_transfer: bool = False
     """kv_transfer_params are obeyed."""
+    kv_events: str | None = None
+    """A ZeroMQ endpoint to publish KV cache events at; None: nowhere."""
+    kv_events_shape: Literal["map", "array"] = "map"
+    """Events as maps with a type, or as arrays that begin with it, as vLLM published them earlier."""
     queue_limit: int | None = None
     """Where the server counts who waits, not the model: what that means is the face's."""
     metrics: bool = True

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forebay.sim.embed import EmbedAsk
     from forebay.sim.flow import Flow
     from forebay.sim.handover import Handovers
+    from forebay.sim.kv_events import KvEvents
     from forebay.sim.rooms import Rooms
     from forebay.sim.serving import Settings
     from forebay.wire.message import Request
@@ -38,6 +39,7 @@ class House(Protocol):
     tally: Tally
     handovers: Handovers | None
     rooms: Rooms | None
+    events: KvEvents | None
     live: dict[Any, None]
     """Requests that have begun and not ended."""
     created: int
