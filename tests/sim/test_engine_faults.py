@@ -89,7 +89,7 @@ def test_a_cut_whole_answer_is_half(shared_engine: EngineProcess) -> None:
 
 def test_a_reset_after_tokens(shared_engine: EngineProcess) -> None:
     with shared_engine.open_chat(fault="reset-after=50", stream=True) as sock:
-        assert content_events(read_until(sock, b'"delta":{"content":')) == 1
+        assert content_events(read_until(sock, b'"delta":{"content":')) >= 1
         with pytest.raises(ConnectionResetError):
             read_until(sock, b"\x00never")
 

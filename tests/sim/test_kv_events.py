@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -142,6 +144,16 @@ def test_blocks_come_and_go_on_the_wire(start_engine: Callable[..., EngineProces
         ask(prompt)
         assert isinstance(reader.until(bool)[0], Stored)
     assert reader.numbers == list(range(reader.numbers[0], reader.numbers[-1] + 1))
+
+
+def test_an_endpoint_that_is_taken_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "forebay.sim.main", "--port", "0", "--kv-events", address]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert ended.returncode == 71
+    assert ended.stderr.startswith(f"forebay engine: cannot publish at {address}: ")
 
 
 def test_the_pool_is_not_cleared_while_a_job_holds_a_block() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.sim.kv import BlockPool, Key
+from forebay.sim.listeners import PortTaken
 from forebay.sim.serving import Settings
 from forebay.sim.tokens import MAX_TOKEN
 
@@ -25,14 +26,18 @@ class KvEvents:
     """Mutable state: what each block holds that a live request or the cache knows, and events not sent yet."""
 
     def __init__(self, settings: Settings, pool: BlockPool) -> None:
-        """Raises ZMQError where the endpoint cannot be had."""
+        """Raises PortTaken where the endpoint cannot be had."""
         import zmq
 
         self._array = settings.kv_events_shape == "array"
         self._block_size = settings.engine.block_size
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
-        self._socket.bind(str(settings.kv_events))
+        try:
+            self._socket.bind(str(settings.kv_events))
+        except zmq.ZMQError as e:
+            self._context.destroy(linger=0)
+            raise PortTaken(f"cannot publish at {settings.kv_events}: {e}; give another --kv-events") from e
         self._encoder = msgspec.msgpack.Encoder()
         self._sequence = 0
         self._content: dict[Key, tuple[Key | None, list[int]]] = {}

@@ -157,16 +157,20 @@ def run(options: Options) -> int:
     except (PortTaken, OSError) as e:
         print(f"forebay engine: {shown(e, 2000)}", file=sys.stderr)  # noqa: T201
         return EX_OSERR
-    uvloop.run(
-        serve(
-            settings,
-            sock,
-            ours=ours,
-            keep_alive=options.keep_alive,
-            parent_fd=options.parent_fd,
-            second=second,
+    try:
+        uvloop.run(
+            serve(
+                settings,
+                sock,
+                ours=ours,
+                keep_alive=options.keep_alive,
+                parent_fd=options.parent_fd,
+                second=second,
+            )
         )
-    )
+    except PortTaken as e:
+        print(f"forebay engine: {shown(e, 2000)}", file=sys.stderr)  # noqa: T201
+        return EX_OSERR
     return 0
 
 
