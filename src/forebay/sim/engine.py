@@ -23,6 +23,7 @@ from typing import Final
 
 from forebay.hardware.steptime import Chunk, StepTime
 from forebay.sim.jobs import EngineStats, Job, Listener, QueueFull, State, TooLong
+from forebay.sim.kv import BlockPool
 from forebay.sim.scheduler import Scheduler, Step
 from forebay.sim.settings import EngineSettings
 
@@ -83,6 +84,10 @@ class EngineModel:
     @property
     def stats(self) -> EngineStats:
         return self._scheduler.stats
+
+    @property
+    def pool(self) -> BlockPool:
+        return self._scheduler.pool
 
     @property
     def running(self) -> int:
