@@ -18,6 +18,12 @@ CHARS_PER_TOKEN = 4
 """For those that work on text, since the traces have tokens."""
 
 
+def whole(ask: Ask, row: int) -> Pieces:
+    """All of a prompt, what is its own with it: nobody finds that, and it takes room in a table."""
+    rest = ask.prompt_tokens - sum(tokens for _, tokens in ask.prefix)
+    return (*ask.prefix, (f"own {row}", rest)) if rest else ask.prefix
+
+
 class Rival:
     """A `cluster.Policy` that sends every request on at once. State: which engines are in service, how many requests
     each has by the gateway's own count, and a seeded generator."""
