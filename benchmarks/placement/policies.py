@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 
 from benchmarks.placement.ours import build as forebay
@@ -12,6 +13,7 @@ from benchmarks.placement.rivals.llmd import Scorers
 from benchmarks.placement.rivals.plain import LeastRequests, Random, RoundRobin
 from benchmarks.placement.rivals.sglang import CacheAware
 from benchmarks.placement.rivals.vllm import PrefixAware
+from benchmarks.placement.yardstick import Yardstick
 from forebay.plan.simulate import Ready
 from forebay.sim.cluster import Policy
 
@@ -29,4 +31,9 @@ RIVALS: Mapping[str, Builder] = {
         n, ready.settings.kv_tokens, block=ready.settings.block_size, most_blocks=inf
     ),
 }
-BUILDERS: Mapping[str, Builder] = {**RIVALS, "forebay": forebay}
+BUILDERS: Mapping[str, Builder] = {
+    **RIVALS,
+    "forebay": forebay,
+    "forebay free": partial(forebay, gated=False),
+    "yardstick": Yardstick,
+}

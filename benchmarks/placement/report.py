@@ -14,6 +14,8 @@ SAME = 0.005
 """By how much a rival's figure must be better, in its share, to count as better."""
 BARS = {"of_pooled": OF_POOLED, "balance": {s.name: s.balance for s in SCENARIOS.values()}, "same": SAME}
 OURS = "forebay"
+SHOWN = ("forebay free", "yardstick")
+"""Neither judged nor rivals: its placement without its waiting room, and what can be had."""
 
 Cell = dict[str, Any]
 Cells = Mapping[tuple[str, str], Cell]
@@ -76,14 +78,14 @@ def shortfalls(
             better = [
                 f"{policy} {cells[name, policy]['ttft'][p]:.3f}"
                 for policy in policies
-                if policy != OURS and cells[name, policy]["ttft"][p] < own["ttft"][p] * (1 - SAME)
+                if policy not in (OURS, *SHOWN) and cells[name, policy]["ttft"][p] < own["ttft"][p] * (1 - SAME)
             ]
             if better:
                 yield f"{name}: TTFT {p.upper()} {own['ttft'][p]:.3f} s; shorter have {', '.join(better)}"
         better = [
             f"{policy} {cells[name, policy]['kept']:.2%}"
             for policy in policies
-            if policy != OURS and cells[name, policy]["kept"] > own["kept"] + SAME
+            if policy not in (OURS, *SHOWN) and cells[name, policy]["kept"] > own["kept"] + SAME
         ]
         if better:
             yield f"{name}: {own['kept']:.2%} in SLO; more have {', '.join(better)}"

@@ -59,11 +59,11 @@ class Rival:
     def watch(self, model: EngineModel) -> None:
         """Shown each engine before the first request; only for what an engine publishes at once."""
 
-    def leave(self, engine: int) -> None:
+    def leave(self, engine: int, now: float) -> None:
         """It gets nothing any more."""
         self.live.remove(engine)
 
-    def join(self, engine: int) -> None:
+    def join(self, engine: int, now: float) -> None:
         self.live.append(engine)
 
     def fewest(self, among: Iterable[int] | None = None) -> int:

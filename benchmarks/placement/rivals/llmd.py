@@ -67,6 +67,6 @@ class Scorers(Rival):
         self._waiting[engine] = model.waiting
         self._usage[engine] = model.kv_usage
 
-    def leave(self, engine: int) -> None:
-        super().leave(engine)
+    def leave(self, engine: int, now: float) -> None:
+        super().leave(engine, now)
         self._sent.forget(engine)

@@ -62,6 +62,6 @@ class CacheAware(Rival):
             named = next(iter(holders))
         return named if matched > self._threshold * ask.prompt_tokens else first
 
-    def leave(self, engine: int) -> None:
-        super().leave(engine)
+    def leave(self, engine: int, now: float) -> None:
+        super().leave(engine, now)
         self._tree.forget(engine)
