@@ -68,9 +68,7 @@ def drawn(cells: Cells, references: References, names: Sequence[str], policies: 
                 parts.append(f'<text {where} y="{at + 11}"{ink}>{value:.4g}</text>')
             if pooled:
                 at = x + WIDTH * pooled / top
-                parts.append(
-                    f'<path d="M{at:.1f} {y}v{len(policies) * BAR}" stroke="#dc2626" stroke-dasharray="4 3" fill="none"/>'
-                )
+                parts.append(f'<path d="M{at:.1f} {y}v{len(policies) * BAR}" stroke="#dc2626" stroke-dasharray="4 3"/>')
         y += len(policies) * BAR + GAP
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '

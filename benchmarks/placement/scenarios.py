@@ -182,7 +182,10 @@ SCENARIOS = {
             speed=SPEED, kv_tokens=200_000, balance=1.2, pooled=True,
         ),
         Scenario(name="hot", title="90 % share 4,096 tokens, 8 engines", kind="hot", speed=5.0, ramp=60.0, quick=0.35),
-        Scenario(name="zipf", title="400 system prompts by Zipf's law, 8 engines", kind="zipf", speed=2.5, ramp=60.0, quick=0.35),
+        Scenario(
+            name="zipf", title="400 system prompts by Zipf's law, 8 engines", kind="zipf", speed=2.5, ramp=60.0,
+            quick=0.35,
+        ),
         Scenario(name="cold", title="empty caches and a burst, 8 engines", kind="cold", speed=2.5, ramp=0.0),
         Scenario(
             name="churn", title="Mooncake, an engine joins, another leaves", kind="trace", speed=SPEED,
