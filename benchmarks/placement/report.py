@@ -108,8 +108,8 @@ def micro_table(found: Mapping[str, Any]) -> Table:
     shown = Table(
         title="One placement of a prompt of 8,192 tokens, µs of CPU\n"
         f"Index: {index['alone']['bytes_a_block']} bytes a block, {index['shared']['bytes_a_block']} where two engines "
-        f"hold each; {flood['prompts']:,} unique prompts: RSS {flood['rss_fifth'] / 2**20:.0f} MiB after a fifth of them, "
-        f"{flood['rss_most'] / 2**20:.0f} MiB at most"
+        f"hold each; {flood['prompts']:,} unique prompts: RSS {flood['rss_fifth'] / 2**20:.0f} MiB after a fifth "
+        f"of them, {flood['rss_most'] / 2**20:.0f} MiB at most"
     )
     for column in ("engines", "P50", "P90", "P99", "hashing", "deciding"):
         shown.add_column(column, justify="right")
