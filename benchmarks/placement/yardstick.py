@@ -13,7 +13,7 @@ from forebay.plan.simulate import Ready
 from forebay.sim.engine import EngineModel
 from forebay.sim.workload import Ask
 
-FADES = 60.0
+FADES = 30.0
 """Seconds after which work done counts 1/e."""
 DECODE = 0.03
 """Seconds that a token of an answer takes, about."""
@@ -24,7 +24,7 @@ class Yardstick(Rival):
     that the engine was given lately − the mean). A hit counts for more than it saves now, since what is computed twice
     takes another's place in a cache."""
 
-    def __init__(self, engines: int, ready: Ready, *, hit: float = 40.0, even: float = 1.0) -> None:
+    def __init__(self, engines: int, ready: Ready, *, hit: float = 30.0, even: float = 1.0) -> None:
         super().__init__(engines)
         self._prefill = Prefill(ready.steps, ready.settings, ready.settings.max_model_len)
         self._kv_tokens = ready.settings.kv_tokens
