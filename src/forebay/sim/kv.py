@@ -11,7 +11,7 @@ Free blocks are handed out in this order: never used, then freed, oldest first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 Key = int | str
@@ -140,6 +140,21 @@ class BlockPool:
             if have < size:
                 break
         return found, free
+
+    def cached(self, prefix: Sequence[tuple[Key, int]]) -> int:
+        """Tokens from the begin of content that begins with `prefix` whose full blocks are in memory: what an engine's
+        KV events tell."""
+        tokens = blocks = found = 0
+        for key, size in prefix:
+            tokens += size
+            want = tokens // self.block_size - blocks
+            blocks += want
+            stream = self._streams.get(key)
+            have = 0 if stream is None else min(want, stream.cached)
+            found += have
+            if have < want:
+                break
+        return found * self.block_size
 
     def take_hit(self, lease: Lease, found: int) -> None:
         """Hold the first `found` blocks, as `hit` counted them."""
