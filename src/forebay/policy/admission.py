@@ -260,6 +260,8 @@ class Admission:
                 ask.produced = max(ask.produced, min(tokens, most))  # an engine that says more is not believed
             prompt: float = ask.prompt_tokens
             if ask.holder is not None:
+                if ask.prefix:
+                    self.placer.left(ask)
                 if stage is _ADMITTED and not whole:
                     prompt *= ask.holder.prefilled(ask, now)
                 ask.holder.end(ask, now, whole=whole)

@@ -3,12 +3,12 @@
 `Placer` is for engines whose books are kept (`engine_books`). Of the engines that could take a request it chooses the
 one with the least score, in seconds:
 
-    score  = TTFT + interference · n · (P + o · s) + balance · (W − W_least) + price · (c − 1) + far + adapter − sticks
+    score  = T + late · max(0, T − promise) + recompute · P + interference · n · (P + o · s) + balance · W
+             + price · (c − 1) + far + adapter − sticks
 
-    TTFT     bound on the time to its first token there: the prefill ahead of it, u uncached tokens of its own and what
-             the steps cost (`ttft`), divided by the share of itself that a new engine is given (slow start)
-    u        prompt tokens − cached tokens, as the prefix index believes (`prefix`)
-    P        u / r: seconds that the engine spends on its prefill, at r tokens a second
+    T        bound on the time to its first token there: the prefill ahead of it, what of its own prompt is not cached,
+             and what the steps cost (`ttft`); divided by the share of itself that a new engine is given (slow start)
+    P        seconds that the idle engine would need for what of its prompt is not cached, as the prefix index believes
     n        sequences that decode there: each is held up for P, and by s seconds (one more sequence in its steps) for
              each of the o tokens that the answer is expected to have
     W        engine-seconds of work that it was given lately, each second counting 1/e after `BALANCE_FOR` s:
@@ -18,15 +18,18 @@ one with the least score, in seconds:
     adapter  `adapter_load` where the model asked for is a LoRA adapter that it has not loaded
     sticks   `affinity` where it is the engine of the request's session
 
-Waiting for a cached prefix and computing it anew elsewhere are both in TTFT, so a popular prefix spreads to another
-engine as soon as waiting costs more; P in the interference and W make that dearer than the wait alone would.
+P counts so much more than T because what is computed twice is taken from everybody: its seconds, and the blocks that it
+pushes out. So a request goes where its prefix is, until that engine was given recompute / balance times P more work
+than another, or would be late: then it goes elsewhere, and takes the prefix there. What has no prefix anywhere evens
+the work out. With admission an engine that would be late is none at all.
 
-Where a signal is missing: without metrics, what is ahead and n are what was sent from here; r and s begin at the
-configuration's figures and follow the first tokens; cached tokens begin at what was sent where, believed as far as
+Where a signal is missing: without metrics, what is ahead and n are what was sent from here; what prefill and
+steps take begins at the configuration's figures and follows the first tokens; cached tokens begin at what was sent where, believed as far as
 `cached_tokens` in usage confirm it, and in full where the engine never says; without a KV capacity W has only P, and
 the KV test passes.
 
-Up to `SAMPLED` engines all are scored by a short form of TTFT, (ahead + u) / r, and the best `FEW` of these in full.
+Up to `SAMPLED` engines all are scored in a short form, with (tokens ahead + own) / rate for T and own / rate for P, and
+the best `FEW` of these in full.
 Of more, those with most of the prefix and some by chance are (the best of two random choices is nearly as good as the
 best of all, Mitzenmacher 2001).
 """
@@ -36,7 +39,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, isfinite
-from random import Random
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.policy.prefix import BYTES_A_BLOCK, MOST_BYTES, PrefixIndex, salted
@@ -52,6 +54,8 @@ SAMPLED: Final = 64
 BY_CHANCE: Final = 8
 WITH_PREFIX: Final = 8
 BALANCE_FOR: Final = 60.0
+FLOOR = 4.0
+TYPICAL = 0.02
 _REBASE: Final = 1_200.0
 """Seconds after which sums that grow with time are brought down."""
 MOST_ADAPTERS: Final = 4_096
@@ -99,8 +103,12 @@ class PlacementRules:
 
     interference: float = 0.01
     """Seconds that one of another request's decoding counts."""
-    balance: float = 0.05
-    """Seconds that an engine-second counts by which an engine was given more work than the least of them."""
+    balance: float = 2.0
+    """Seconds that an engine-second of work counts which it was given lately."""
+    recompute: float = 50.0
+    """Seconds that one of its prefill counts."""
+    late: float = 5.0
+    """Seconds that one beyond the promised time to first token counts."""
     price: float = 1.0
     """Seconds that a request may wait longer for an engine whose cost is less by 1."""
     zone: str = ""
@@ -112,7 +120,16 @@ class PlacementRules:
     """What the prefix index may take."""
 
     def __post_init__(self) -> None:
-        for name in ("interference", "balance", "price", "zone_penalty", "adapter_load", "affinity"):
+        for name in (
+            "interference",
+            "balance",
+            "recompute",
+            "late",
+            "price",
+            "zone_penalty",
+            "adapter_load",
+            "affinity",
+        ):
             value: float = getattr(self, name)
             if not (value >= 0 and isfinite(value)):
                 raise ValueError(f"{name} must be at least 0, not {value}")
@@ -142,10 +159,11 @@ class Placer:
         self.rules = rules
         self.prefixes = PrefixIndex(rules.index_bytes)
         self._turn = 0
-        self._dice = Random(0)  # noqa: S311 - spreads requests, guards nothing
+        self._dice = 1
         self._adapters: dict[str, set[str]] = {}
         self._here: dict[str, EngineBooks] = {}
         self._since = 0.0
+        self._typical = 0.0
 
     def configure(self, rules: PlacementRules) -> None:
         self.rules = rules
@@ -209,13 +227,20 @@ class Placer:
             self._since = now
         ttft = one.ttft
         step, sequence, *_ = ttft.coefficients
-        prefill = (ask.prompt_tokens - ask.cached.get(one.name, 0)) / ttft.prefill_rate
+        known = ask.cached.get(one.name, 0)
+        prefill = ttft.ideal(ask.prompt_tokens - known, context_tokens=known)
         decode = ask.expected * ttft.pace * (step + one.decoding * sequence)
         size = one.kv_tokens
         held = (ask.prompt_tokens + ask.expected / 2) / size if size else 0.0
+        whole = ttft.ideal(ask.prompt_tokens) + decode * held
+        self._typical += (whole - self._typical) * TYPICAL
         one.worked += (prefill + decode * held) * exp((now - self._since) / BALANCE_FOR)
         if ask.prefix:
             self.prefixes.sent(one.name, ask.prefix)
+
+    def left(self, ask: Ask) -> None:
+        """Its blocks were held until now: only from now on are they free for others."""
+        self.prefixes.sent(ask.engine, ask.prefix)
 
     def answered(self, ask: Ask, cached_tokens: int) -> None:
         """The engine said how many of its prompt's tokens were cached."""
@@ -235,8 +260,7 @@ class Placer:
             turn = self._turn % count
             books = books[turn:] + books[:turn]
         else:
-            random = self._dice.random
-            some = {books[int(random() * count)] for _ in range(BY_CHANCE)}
+            some = {books[self._throw() % count] for _ in range(BY_CHANCE)}
             if ask.cached:
                 known, here = ask.cached, candidates.by_name
                 for name in sorted(known, key=known.__getitem__, reverse=True)[:WITH_PREFIX]:
@@ -247,19 +271,25 @@ class Placer:
             books = sorted(some, key=_name)
         return self._sorted(books, ask, now, differ=candidates.differ)
 
+    def _throw(self) -> int:
+        """31 bits that look like chance (Lehmer's generator with the multiplier of Park and Miller)."""
+        self._dice = self._dice * 48_271 % 0x7FFFFFFF
+        return self._dice
+
     def _sorted(self, books: list[EngineBooks], ask: Ask, now: float, *, differ: bool) -> list[EngineBooks]:
         rules, prompt = self.rules, ask.prompt_tokens
-        each, fade = rules.interference, self._fade(now)
+        each, again = rules.interference, 1 + rules.recompute
+        fade = self._weight(books, now)
         if ask.cached:
             cached = ask.cached.get
             scores = [
-                ((t := b.ttft).tokens + (prompt - cached(b.name, 0)) * (1 + each * b.decoding)) / (t.rate * b.share)
+                ((t := b.ttft).tokens + (prompt - cached(b.name, 0)) * (again + each * b.decoding)) / (t.rate * b.share)
                 + fade * b.worked
                 for b in books
             ]
         else:
             scores = [
-                ((t := b.ttft).tokens + prompt * (1 + each * b.decoding)) / (t.rate * b.share) + fade * b.worked
+                ((t := b.ttft).tokens + prompt * (again + each * b.decoding)) / (t.rate * b.share) + fade * b.worked
                 for b in books
             ]
         if differ or ask.session or ask.model in self._adapters:
@@ -276,10 +306,13 @@ class Placer:
         count = len(books)
         favourite = self._favourite(books, ask) if ask.session else None
         special = favourite is not None or ask.model in self._adapters
-        each, fade = self.rules.interference, self._fade(now)
+        rules = self.rules
+        each, again, late = rules.interference, rules.recompute, rules.late
+        fade = self._weight(books, now)
         turn = self._turn % count if count <= FEW else 0
+        promise = books[0].promise(ask) if cls is None else inf
         found: EngineBooks | None = None
-        least = bound = inf
+        least = best = inf
         for i in range(count):
             if i >= FEW and found is not None:
                 break
@@ -288,20 +321,34 @@ class Placer:
             if promised == inf:
                 continue
             ttft = one.ttft
-            own = (ask.prompt_tokens - ask.cached.get(one.name, 0)) / ttft.prefill_rate
-            score = promised / one.share + fade * one.worked + one.bias
-            score += each * one.decoding * (own + one.length * ttft.coefficients[1])
+            known = ask.cached.get(one.name, 0)
+            own = ttft.ideal(ask.prompt_tokens - known, context_tokens=known)
+            bound = promised / one.share
+            score = bound + again * own + fade * one.worked + one.bias
+            if one.decoding:
+                score += each * one.decoding * (own + one.length * ttft.coefficients[1])
+            if bound > promise:
+                score += late * (bound - promise)
             if special:
                 score += self._special(ask, one, favourite)
             if cls is None and not one.has_room(ask):
                 score += _FULL
             if score < least:
-                found, least, bound = one, score, promised
-        return None if found is None else (found, bound)
+                found, least, best = one, score, promised
+        return None if found is None else (found, best)
 
-    def _fade(self, now: float) -> float:
-        """What an engine-second counts whose sum was kept in units that grow with time."""
-        return self.rules.balance * exp((self._since - now) / BALANCE_FOR)
+    def _weight(self, books: list[EngineBooks], now: float) -> float:
+        """What an engine's work counts, in the units that it is summed up in."""
+        mean = sum([b.worked for b in books]) / len(books)
+        rules, typical = self.rules, self._typical
+        if not typical:
+            return 0.0
+        return (
+            rules.recompute
+            * rules.balance
+            * typical
+            / (mean + FLOOR * typical * exp((now - self._since) / BALANCE_FOR))
+        )
 
     @staticmethod
     def _favourite(books: list[EngineBooks], ask: Ask) -> EngineBooks:

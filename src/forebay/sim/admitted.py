@@ -40,6 +40,10 @@ class Admitted:
         self.admission = Admission(rules, {str(i): facts for i, facts in enumerate(engines)})
         self._asks: dict[int, Ask] = {}
         self._slack = slack
+        self._cached: Sequence[int] = ()
+
+    def reads(self, cached_tokens: Sequence[int]) -> None:
+        self._cached = cached_tokens
 
     def on_arrival(self, ask: Arrival, row: int, now: float) -> int:
         asked = self._asked(ask, row, now)
@@ -83,7 +87,8 @@ class Admitted:
     def on_end(self, row: int, engine: int, now: float, tokens: int) -> None:
         ask = self._asks.pop(row, None)
         if ask is not None:
-            self.admission.on_end(ask, now, tokens=tokens)
+            cached = self._cached[row] if ask.prefix and row < len(self._cached) else -1
+            self.admission.on_end(ask, now, tokens=tokens, cached_tokens=cached if cached >= 0 else None)
 
     def on_report(self, engine: int, model: Engine, jobs: Mapping[int, Job], now: float) -> None:
         books = self.admission.books[str(engine)]

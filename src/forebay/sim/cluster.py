@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from forebay.policy.placement import Placement
 from forebay.sim.cluster_decoders import Decoders, Part
@@ -72,6 +72,15 @@ class Policy(Protocol):
 
     def on_report(self, engine: int, model: Engine, jobs: Mapping[int, Job], now: float) -> None:
         """A look at an engine; `jobs`: those in flight anywhere, by row."""
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A policy that reads what engines say of each request at its end: what of its prompt was cached."""
+
+    def reads(self, cached_tokens: Sequence[int]) -> None:
+        """By row; -1: it was not computed."""
         ...
 
 
@@ -243,6 +252,8 @@ class Cluster:
             raise ValueError(f"decoders must be at least 0 and fewer than all {engines} engines, not {decoders}")
         self._decoders = Decoders(engines - decoders, decoders) if decoders else None
         self.record = Recorder(policy, self._decoders)
+        if isinstance(policy, Reader):
+            policy.reads(self.record.requests.cached)
         self.engines: Sequence[Engine] = [make(self.record, i) for i in range(engines)]
         self.series = Series(engines, interval)
         self.seconds = 0.0
