@@ -68,9 +68,11 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: dict[str, Any] | None = None
 
     @property
-    def cached_tokens(self) -> int:
-        found = (self.prompt_tokens_details or {}).get("cached_tokens")
-        return found if isinstance(found, int) else 0
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that were not computed, from 0; None where the engine does not say."""
+        details = self.prompt_tokens_details
+        found = details.get("cached_tokens") if details is not None else None
+        return found if type(found) is int and found >= 0 else None
 
 
 class Choice(msgspec.Struct, frozen=True):

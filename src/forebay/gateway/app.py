@@ -271,8 +271,9 @@ class Gateway:
             if completion > 0:
                 series.completion.value += completion
             spent = b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
-            if usage.prompt_tokens_details is not None:
-                spent += b',"tokens_cached":%d' % usage.cached_tokens
+            cached = usage.cached_tokens
+            if cached is not None:
+                spent += b',"tokens_cached":%d' % min(cached, MOST_TOKENS)
         if not self._log.enabled:
             return
         if x.first_content_at:
