@@ -98,6 +98,7 @@ class Chunk(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     error: Any = None
     code: Any = None
+    error_type: Any = None
     object: str | None = None
 
     @property
@@ -227,6 +228,13 @@ def asking_for_usage(body: bytes) -> bytes:
     options["include_usage"] = Raw(b"true")
     fields["stream_options"] = Raw(msgspec.json.encode(options))
     return msgspec.json.encode(fields)
+
+
+def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
+    """`body`, an object that is not empty, with these fields set whatever it says of them; values are JSON."""
+    if _escapes_a_letter(body) or any(b'"%b"' % name.encode() in body for name in fields):
+        return rewritten(body, fields, {})
+    return with_first_field(body, b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields.items()]))
 
 
 def _escapes_a_letter(body: bytes) -> bool:
