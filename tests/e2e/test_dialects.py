@@ -289,3 +289,25 @@ def test_a_client_cannot_raise_itself_above_its_class(spoken: Spoken, key: str) 
         client.send(request(raw.encode(), x_test=test))
         assert client.read().status == 200
     assert engine.one(test).json["priority"] == 0
+
+
+# --- a wrong name -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("said", "counted"), [("another", 1), ("metered-2026-11-30", 0), ("metered", 0)])
+def test_an_answer_in_another_models_name_is_passed_and_counted(
+    spoken: Spoken, said: str, counted: int, stream: bool
+) -> None:
+    def named(data: bytes) -> bytes:
+        return data.replace(b'"model":"raw"', b'"model":"%b"' % said.encode()).replace(
+            b'"model": "raw"', b'"model": "%b"' % said.encode()
+        )
+
+    gateway, _ = spoken
+    before = gateway.metric("forebay_upstream_errors_total", engine="metered", failure="other_model")
+    script = streams(*map(named, WORDS), DONE) if stream else (lambda t: t.send(whole(200, named(ANSWER))))
+    answer, _ = play(spoken, chat("metered", stream=stream), script)
+    assert answer.status == 200 and f'"{said}"'.encode() in answer.body
+    after = gateway.metric("forebay_upstream_errors_total", engine="metered", failure="other_model")
+    assert after == before + counted

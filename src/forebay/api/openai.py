@@ -100,6 +100,7 @@ class Chunk(msgspec.Struct, frozen=True):
     code: Any = None
     error_type: Any = None
     object: str | None = None
+    model: str | None = None
 
     @property
     def has_content(self) -> bool:
@@ -125,6 +126,7 @@ class Answer(msgspec.Struct, frozen=True):
     """A unary answer."""
 
     usage: Usage | None = None
+    model: str | None = None
 
 
 _chunk_decoder = msgspec.json.Decoder(Chunk)

@@ -339,6 +339,12 @@ class Exchange(ABC):
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.first_content(self, now)
 
+    def answered_by(self, model: str | None) -> None:
+        """Not by the model asked for, or by a version of it, as vendors name them: the client is told the truth, and
+        the operator that something is served under a wrong name."""
+        if model and not model.startswith(self.entry.target):
+            self.count_failure("other_model")
+
     def downstream_head(self) -> bytes:
         return downstream_block(self._headers)
 

@@ -106,6 +106,8 @@ class Unary(Exchange):
             return
         if found.usage is not None:
             self.usage, self.exact = found.usage, True
+        if found.model != self.entry.target:
+            self.answered_by(found.model)
         if self.gateway.shows_bodies:
             self.shown = body[:SHOWN]
         if self.entry.renames:
@@ -217,6 +219,8 @@ class Stream(Exchange):
                     self._error_before_content(data, found)
                     return
                 if found is None or found.has_content:
+                    if found is not None and found.model != self.entry.target:
+                        self.answered_by(found.model)
                     self._begin(b"".join(events[i:]))
                     return
             self._held.append(event)
