@@ -190,6 +190,8 @@ def spoken() -> Iterator[tuple[Gateway, RawEngine]]:
             "engines": [
                 kind("llamacpp", "llamacpp"),
                 kind("sglang", "sglang"),
+                kind("both-sglang", "sglang", models=["both"]),
+                kind("both-plain", "openai", models=["both"]),
                 kind("ranked", "vllm", priority=True),
                 kind("ranked-sglang", "sglang", priority=True),
                 kind("folded", "vllm", fold=True, models=["folded", "folded-too"]),

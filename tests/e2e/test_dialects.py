@@ -233,6 +233,30 @@ def test_sglang_is_told_which_request_is_not_wanted(spoken: Spoken, where: str) 
     assert (line["outcome"], line["settled"]) == ("client_gone", "estimated")
 
 
+def test_an_abort_is_for_the_engine_that_has_the_request(spoken: Spoken) -> None:
+    """SGLang refuses, another engine takes it, and the client leaves there."""
+    gateway, engine = spoken
+    seen = []
+    for _ in range(2):  # placement alternates, so that SGLang is asked first once
+        test = new_id("abort")
+
+        def script(talk: Talk, test: str = test) -> None:
+            if len(engine.requests(test)) == 1:
+                talk.send(whole(503, b"{}"))
+            else:
+                until_gone(talk)
+
+        engine.scripts[test] = script
+        with gateway.client() as client:
+            client.send(request(chat("both", stream=True), x_test=test, x_request_id=test))
+            client.head()
+        assert gateway.logged(test)["attempts"] == 2
+        seen.append([r.json.get("rid") for r in engine.requests(test)])
+    eventually(lambda: any(rid in aborted(engine) for _, rid in seen if rid))
+    refused = [rid for rid, _ in seen if rid]
+    assert len(refused) == 1 and refused[0] not in aborted(engine)
+
+
 def test_sglang_hears_nothing_of_what_ended_by_itself(spoken: Spoken) -> None:
     _, engine = spoken
     answer, (got,) = play(spoken, chat("sglang"))

@@ -218,6 +218,7 @@ class Exchange(ABC):
         handle.in_flight += 1
         self.attempts += 1
         self._failing = self.free = False
+        self.abort = None
 
     def _retry(self, refusal: Refusal) -> None:
         """Before the first byte: another engine, if there is one and the budget allows; else the refusal."""
