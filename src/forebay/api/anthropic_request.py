@@ -14,13 +14,14 @@ from typing import Any, Final
 import msgspec
 
 from forebay import errors
+from forebay.api import openai
 from forebay.errors import Refusal
 
 MAX_TOKENS: Final = 8_192
 """The Messages API wants a bound on the answer: this one, where neither client nor the model's defaults give one."""
 
 Json = dict[str, Any]
-_decode: Final = msgspec.json.Decoder(Json).decode
+_decoder: Final = msgspec.json.Decoder(Json)
 _encode: Final = msgspec.json.Encoder().encode
 
 _LEFT_OUT: Final = frozenset(
@@ -56,7 +57,7 @@ def _cannot(field: str, fix: str) -> Refusal:
 
 def messages(payload: bytes) -> bytes:
     """The body for POST /v1/messages. Raises Refusal."""
-    given = {k: v for k, v in _decode(payload).items() if v is not None}
+    given = {k: v for k, v in openai.decode(payload, _decoder).items() if v is not None}
     out: Json = {}
     for name, value in given.items():
         if name in _AS_IT_IS:
@@ -108,7 +109,7 @@ def _output(given: Json) -> Json:
     out: Json = {}
     effort = given.get("reasoning_effort")
     if effort is not None and effort != "none":
-        if effort not in _EFFORTS:
+        if not isinstance(effort, str) or effort not in _EFFORTS:
             raise _cannot("reasoning_effort", f"use one of none, {', '.join(_EFFORTS)}")
         out["effort"] = _EFFORTS[effort]
     wanted: Any = given.get("response_format")
@@ -201,7 +202,8 @@ def _messages(given: object) -> tuple[list[Json], list[Json]]:
 
 
 def _assistant(message: Json, at: str) -> list[Json]:
-    blocks = [dict(b) for b in message.get("thinking_blocks") or () if isinstance(b, dict)]
+    thinking = message.get("thinking_blocks")
+    blocks = [dict(b) for b in _list(thinking, f"{at}.thinking_blocks") if isinstance(b, dict)] if thinking else []
     blocks += _parts(message.get("content"), f"{at}.content", _text_part)
     calls = message.get("tool_calls")
     for i, call in enumerate(_list(calls, f"{at}.tool_calls") if calls is not None else ()):
@@ -224,7 +226,7 @@ def _arguments(given: object, at: str) -> Json:
     if not given:
         return {}
     try:
-        return _decode(given) if isinstance(given, str) else {}
+        return _decoder.decode(given) if isinstance(given, str) else {}
     except (msgspec.MsgspecError, RecursionError):
         raise errors.bad_request(f"'{at}' must be a JSON object, written as a string.", param=at) from None
 
