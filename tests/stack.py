@@ -257,8 +257,15 @@ def chat(tokens: int = 20, *, stream: bool = True, **more: Any) -> dict[str, Any
     }
 
 
-def raw_request(body: dict[str, Any], *, key: str = KEY, request_id: str = "", **headers: str) -> bytes:
-    """The bytes of a POST to /v1/chat/completions."""
+def raw_request(
+    body: dict[str, Any],
+    *,
+    key: str = KEY,
+    request_id: str = "",
+    path: str = "/v1/chat/completions",
+    **headers: str,
+) -> bytes:
+    """The bytes of a POST."""
     data = json.dumps(body).encode()
     lines = {
         "Host": "gateway",
@@ -269,7 +276,7 @@ def raw_request(body: dict[str, Any], *, key: str = KEY, request_id: str = "", *
         **{k.replace("_", "-"): v for k, v in headers.items()},
     }
     head = "".join(f"{k}: {v}\r\n" for k, v in lines.items())
-    return f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + data
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + data
 
 
 def connect(port: int, timeout: float = 20.0) -> socket.socket:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from forebay.config import database_url
+from forebay.config.engine import Engine, EngineKind
 from forebay.config.load import load, loads
 from forebay.config.models import Class, Config
 from forebay.config.problems import ConfigError
@@ -16,11 +17,8 @@ from forebay.state.messages import admin_socket, worker_socket
 
 NAME = "a name of 1 to 128 characters: letters, digits and . _ : / @ + -, beginning with a letter or digit"
 ADDRESS = "an address is written host:port (port 0 to 65535), [v6]:port or unix:/absolute/path"
-ENGINE = (
-    "name, url, kind, models, api_key, tls, max_connections, max_idle, health_interval, health_timeout, "
-    "unhealthy_after, max_num_seqs, concurrency, max_num_batched_tokens, kv_tokens, prefill_tokens_per_s, decode_step, "
-    "launch"
-)
+ENGINE = ", ".join(Engine.model_fields)
+KINDS = ", ".join(EngineKind)
 DATABASE = "postgresql://user:password@host/name or sqlite:////path/forebay.db"
 ENV = {"PORT": "8000", "WORD": "hidden-in-the-environment", "EMPTY": "", "YAML": "x\nadmin: 0.0.0.0:1 # {a: [b"}
 
@@ -91,9 +89,10 @@ BAD = [
          "(allowed http:// or https:// and a host, without `/v1`; a path is kept as a prefix. Required, except with "
          "launch)"]),
     Bad("choices", "engines:\n  - name: a\n    url: http://h\n    kind: VLM\nlogging:\n  level: loud\n",
-        ["4: engines[0].kind: not one of the choices; did you mean vllm? (found 'VLM'; allowed vllm, sglang, "
-         "tgi, trtllm, llamacpp, ollama, openai, anthropic, auto)",
+        [f"4: engines[0].kind: not one of the choices; did you mean vllm? (found 'VLM'; allowed {KINDS})",
          "6: logging.level: not one of the choices (found 'loud'; allowed debug, info, warning, error)"]),
+    Bad("priority of an API", "engines:\n  - {name: a, url: 'http://h', kind: openai, priority: true}\n",
+        ["2: engines[0]: priority is for engines of the kinds vllm and sglang, not openai (found a mapping)"]),
     Bad("ranges", "limits:\n  pipelined: 0\n  body_bytes: 99999999999\ntimeouts:\n  idle: 0\n  drain: .inf\n"
         "  body: .nan\nretries:\n  budget: 1.5\n  attempts: 2.5\n",
         ["2: limits.pipelined: out of range (found 0; allowed a whole number from 1 to 1,000)",

@@ -20,6 +20,7 @@ from forebay.config.schema import editor_schema, model_schema
 ROOT = Path(__file__).parents[2]
 ENV = {
     "OPENAI_API_KEY": "sk-x",
+    "ANTHROPIC_API_KEY": "sk-y",
     "BATCH_KEY": "0123456789abcdefghij",
     "DATABASE_URL": "sqlite:///x",
     "TLS_KEY_PASSWORD": "sesame",

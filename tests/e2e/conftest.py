@@ -171,3 +171,47 @@ def hasty(engines: Engines) -> Iterator[Gateway]:
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="session")
+def spoken() -> Iterator[tuple[Gateway, RawEngine]]:
+    """One engine that is taken for one of each kind that is spoken to otherwise, and for two APIs that bill to the end:
+    its models are called by the kinds."""
+    engine = RawEngine(["any"])
+
+    def kind(name: str, kind: str, **more: object) -> dict[str, object]:
+        url = f"http://127.0.0.1:{engine.port}"
+        return {"name": name, "url": url, "kind": kind, "models": [name], "api_key": ENGINE_KEY, **more}
+
+    bounds = {"seconds": 2.0, "bytes": 20_000, "at_once": 2}
+    made = Gateway(
+        {
+            "listeners": [{"address": "127.0.0.1:0"}],
+            "engines": [
+                kind("llamacpp", "llamacpp"),
+                kind("sglang", "sglang"),
+                kind("both-sglang", "sglang", models=["both"]),
+                kind("both-plain", "openai", models=["both"]),
+                kind("ranked", "vllm", priority=True),
+                kind("ranked-sglang", "sglang", priority=True),
+                kind("folded", "vllm", fold=True, models=["folded", "folded-too"]),
+                kind("metered", "openai", on_client_gone="drain", drain=bounds),
+                kind("claude", "anthropic", models=["claude", "claude-long-name"], on_client_gone="drain"),
+            ],
+            "models": {"claude-long-name": {"aliases": ["short"]}},
+            "callers": {
+                "keys": [
+                    {"name": "e2e", "key": KEY, "class": "normal"},
+                    {"name": "raise", "key": RAISE_KEY, "class": "low", "may_raise_class": True},
+                ]
+            },
+            "limits": {"response_bytes": 1 << 20, "event_bytes": 65_536, "error_bytes": 4_096},
+            "timeouts": {"first_byte": 5.0, "stream_idle": 1.0},
+        }
+    )
+    try:
+        made.wait_until_ready("llamacpp", "metered", "claude")
+        yield made, engine
+    finally:
+        made.stop()
+        engine.close()

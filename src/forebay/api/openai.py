@@ -68,9 +68,11 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: dict[str, Any] | None = None
 
     @property
-    def cached_tokens(self) -> int:
-        found = (self.prompt_tokens_details or {}).get("cached_tokens")
-        return found if isinstance(found, int) else 0
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that were not computed, from 0; None where the engine does not say."""
+        details = self.prompt_tokens_details
+        found = details.get("cached_tokens") if details is not None else None
+        return found if type(found) is int and found >= 0 else None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -96,7 +98,9 @@ class Chunk(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     error: Any = None
     code: Any = None
+    error_type: Any = None
     object: str | None = None
+    model: str | None = None
 
     @property
     def has_content(self) -> bool:
@@ -122,6 +126,7 @@ class Answer(msgspec.Struct, frozen=True):
     """A unary answer."""
 
     usage: Usage | None = None
+    model: str | None = None
 
 
 _chunk_decoder = msgspec.json.Decoder(Chunk)
@@ -225,6 +230,13 @@ def asking_for_usage(body: bytes) -> bytes:
     options["include_usage"] = Raw(b"true")
     fields["stream_options"] = Raw(msgspec.json.encode(options))
     return msgspec.json.encode(fields)
+
+
+def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
+    """`body`, an object that is not empty, with these fields set whatever it says of them; values are JSON."""
+    if _escapes_a_letter(body) or any(b'"%b"' % name.encode() in body for name in fields):
+        return rewritten(body, fields, {})
+    return with_first_field(body, b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields.items()]))
 
 
 def _escapes_a_letter(body: bytes) -> bool:

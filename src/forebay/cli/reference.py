@@ -103,7 +103,15 @@ On `listeners`. A key is sent as `Authorization: Bearer KEY`, or as `api-key` or
 Bodies are JSON objects in UTF-8, not compressed. The gateway reads `model`, `stream`, `stream_options`, `n`,
 `max_tokens`, `max_completion_tokens` and whether the content is there; the rest passes as it is, known or not. A body
 changes only where it must: an alias is replaced by the engine's name, a model's `defaults` are filled in, and a stream
-whose client did not ask for usage asks the engine for it (the usage event is then left out of the answer).
+whose client did not ask for usage asks the engine for it (the usage event is then left out of the answer). Engines of
+some kinds are [spoken to otherwise](architecture.md#engines-that-are-spoken-to-otherwise).
+
+For models of the kind `anthropic` there are chats alone. `messages` (texts, pictures, PDF files, tool calls and their
+results), `tools`, `tool_choice`, `parallel_tool_calls`, `stop`, `temperature` (to 1), `top_p`, `user`,
+`response_format` (`json_schema`), `reasoning_effort` and the bound on tokens (8,192 without one) are translated;
+Anthropic's own `thinking`, `top_k`, `cache_control` and `container` pass. Fields without a counterpart get 400, but for
+those that change no answer (`seed`, `store`, `service_tier` and the like), which are left out. Thinking comes as
+`reasoning_content`, and with its signatures as `thinking_blocks`: send the latter back with the assistant's message.
 
 A stream's events pass byte for byte, in order. Those before the first content (a role, say) are held until content
 comes. A stream that breaks ends in an error event and a closed connection, without `[DONE]` and without the final

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from forebay.config.launch import Launch, filled_in
 from forebay.config.section import Name, Seconds, Secret, Section, clash
 
-__all__ = ["ClientTLS", "Engine", "EngineKind"]
+__all__ = ["ClientTLS", "Drain", "Engine", "EngineKind", "OnClientGone"]
 
 
 class ClientTLS(Section):
@@ -39,6 +39,22 @@ class EngineKind(StrEnum):
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
     AUTO = "auto"
+
+
+class OnClientGone(StrEnum):
+    CANCEL = "cancel"
+    DRAIN = "drain"
+
+
+class Drain(Section):
+    """Bounds of reading an answer on that nobody waits for any more; at one of them it is cancelled and estimated."""
+
+    seconds: Seconds = 60.0
+    """From the client's leaving on."""
+    bytes: Annotated[int, Field(ge=4_096, le=1 << 30)] = 4 << 20
+    """Of the answer, from then on."""
+    at_once: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Answers of this engine read on at the same time; others are cancelled. Each holds a connection."""
 
 
 class Engine(Section):
@@ -87,6 +103,19 @@ class Engine(Section):
     def _as_launched(cls, value: Any) -> Any:
         return filled_in(value) if isinstance(value, dict) and value.get("launch") is not None else value
 
+    on_client_gone: OnClientGone = OnClientGone.CANCEL
+    """What becomes of a request whose client leaves. cancel: its connection is closed at once, which ends its work
+    everywhere but at APIs that bill an answer to its end. drain: for those; it is read on for the exact usage."""
+    drain: Drain = Drain()
+    """How far an answer is read on, with `on_client_gone: drain`."""
+    fold: bool | None = None
+    """Ask it for a stream also where the client did not, and fold that into one answer: for engines that notice a
+    client's leaving only while they stream. None: as its kind needs it (llamacpp does)."""
+    priority: bool = False
+    """Send the class as `priority` in the body, whatever the client says there. The engine must schedule by it (vLLM:
+    --scheduling-policy priority; SGLang: --enable-priority-scheduling), else it refuses or ignores it. Which numbers go
+    first follows its kind: vLLM the lower ones, SGLang the higher ones."""
+
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
@@ -109,6 +138,12 @@ class Engine(Section):
         if port == 0:
             raise ValueError("an engine's url has a port from 1 to 65535")
         return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _speakable(self) -> Engine:
+        if self.priority and self.kind.value not in ("vllm", "sglang", "auto"):
+            raise clash(f"priority is for engines of the kinds vllm and sglang, not {self.kind.value}")
+        return self
 
     @model_validator(mode="after")
     def _within_the_engine(self) -> Engine:

@@ -35,7 +35,7 @@ class AnthropicAdapter(OpenAIAdapter):
     )
 
     def refused(self, status: int, said: bytes = b"") -> Outcome | None:
-        if b"enforced_spend_limit_reached" in said:
+        if status == 402 or b"enforced_spend_limit_reached" in said:  # 402: the account's credit is spent
             return Outcome.ENGINE_ERROR
         if status == 529 or b'"overloaded_error"' in said or b'"rate_limit_error"' in said:
             return Outcome.OVERLOADED

@@ -15,8 +15,10 @@ from forebay.api import openai
 from forebay.api.routes import ROUTES
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.aborts import Aborts
 from forebay.gateway.admitting import MOST_TOKENS, Admitting
 from forebay.gateway.callers import Caller, Callers
+from forebay.gateway.draining import Drains
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.explaining import TOLD, asks_for
 from forebay.gateway.fleet import Fleet
@@ -26,6 +28,7 @@ from forebay.gateway.logs import RequestLog, Stamp
 from forebay.gateway.relay import SHOWN, Stream, Unary
 from forebay.gateway.retries import RetryBudget
 from forebay.gateway.telemetry import Telemetry
+from forebay.gateway.tokens import TokenEstimates
 from forebay.policy.placement import Placement
 from forebay.wire.bounds import LimitValues
 from forebay.wire.head import media_type
@@ -64,6 +67,10 @@ class Gateway:
         self.retry_budget = RetryBudget(config.retries.budget)
         self.live: set[Exchange] = set()
         self.admitting: Admitting | None = None
+        self.drains = Drains()
+        self.aborts = Aborts()
+        self._tokens = TokenEstimates()
+        ticker.add(self.drains.sweep)
         self._log = request_log
         self._ids = RequestIds()
         self._stamp = Stamp()
@@ -263,6 +270,15 @@ class Gateway:
         if x.heard_at:
             series.itl.total += x.heard_at - x.first_content_at
         spent = b""
+        if x.exact or (x.free and usage is None):
+            series.exact.value += 1
+            settled = b"exact"
+        else:
+            settled = b"estimated"
+            if usage is None:
+                spent = self._estimated(x)
+            else:
+                series.estimated(0, 0)
         if usage is not None:
             prompt = min(usage.prompt_tokens or 0, MOST_TOKENS)
             completion = min(usage.completion_tokens or 0, MOST_TOKENS)
@@ -271,8 +287,9 @@ class Gateway:
             if completion > 0:
                 series.completion.value += completion
             spent = b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
-            if usage.prompt_tokens_details is not None:
-                spent += b',"tokens_cached":%d' % usage.cached_tokens
+            cached = usage.cached_tokens
+            if cached is not None:
+                spent += b',"tokens_cached":%d' % min(cached, MOST_TOKENS)
         if not self._log.enabled:
             return
         if x.first_content_at:
@@ -289,7 +306,7 @@ class Gateway:
         caller = x.front.caller
         self._log.add(
             b'{"ts":"%b","level":"info","msg":"request","id":"%b",%b,%b,"status":%d,"outcome":"%b","engine":"%b",'
-            b'"stream":%b,"attempts":%d,"ms":%.1f,"bytes_in":%d,"bytes_out":%d,"peer":"%b"%b}'
+            b'"stream":%b,"attempts":%d,"settled":"%b","ms":%.1f,"bytes_in":%d,"bytes_out":%d,"peer":"%b"%b}'
             % (
                 self._stamp(time.time()),
                 x.request_id,
@@ -300,6 +317,7 @@ class Gateway:
                 x.engine.encode(),
                 b"true" if x.stream else b"false",
                 x.attempts,
+                settled,
                 seconds * 1000,
                 len(x.request.body),
                 x.reply.sent,
@@ -307,6 +325,19 @@ class Gateway:
                 spent,
             )
         )
+
+    def _estimated(self, x: Exchange) -> bytes:
+        """Settle by what was delivered: its prompt as tokens are estimated, its answer by the events that came."""
+        tokens = self._tokens if self.admitting is None else self.admitting.tokens
+        prompt, completion = tokens.of(x.entry.target, x.body)[0], x.events
+        x.series.estimated(prompt, completion)
+        return b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
+
+    async def close(self) -> None:
+        """Nothing is read on, and no engine is told anything, after the last request."""
+        self.ticker.remove(self.drains.sweep)
+        self.drains.close()
+        await self.aborts.close()
 
     def _plain(
         self,

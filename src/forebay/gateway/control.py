@@ -116,8 +116,11 @@ class Control:
         return {entry.target for entry in self._gateway.fleet.catalog.values()}
 
     def _gauges(self) -> Iterable[FamilySnapshot]:
+        yield counter_snapshot(self._gateway.aborts.counted)
         handles = self._gateway.fleet.handles.values()
         yield gauge("forebay_requests_live", "Requests that have not ended.", (), [((), len(self._gateway.live))])
+        drained = len(self._gateway.drains)
+        yield gauge("forebay_requests_drained", "Answers read on for their usage; nobody waits.", (), [((), drained)])
         yield gauge("forebay_client_connections", "Open client connections.", (), [((), len(self._server.connections))])
         yield gauge(
             "forebay_engine_in_flight",

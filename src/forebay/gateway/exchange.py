@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Final
 from forebay import errors
 from forebay.api import openai
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.dialects import Abort
+from forebay.gateway.dispatching import send_in
+from forebay.gateway.engine_errors import TIMEOUTS, refusal_of, retry_after, said
 from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
 from forebay.gateway.handles import Entry, Handle
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from forebay.gateway.tokens import Counted
     from forebay.policy.asks import Ask
 
-_TIMEOUTS: Final = frozenset({Failure.CONNECT_TIMEOUT, Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT})
 _UNREACHED: Final = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.TLS})
 # Reading a member off an Enum class is slow.
 _ADMIT: Final = Event.ADMIT
@@ -68,18 +70,22 @@ class Exchange(ABC):
         "_handle",
         "_headers",
         "_inflater",
-        "_payload",
+        "_leaving",
         "_tried",
+        "abort",
         "ask",
         "attempts",
         "body",
         "call",
         "counted",
         "entry",
+        "exact",
         "first_content_at",
+        "free",
         "front",
         "gateway",
         "outcome",
+        "payload",
         "received_at",
         "refusal",
         "reply",
@@ -125,16 +131,21 @@ class Exchange(ABC):
         self.attempts = 0
         self.first_content_at = 0.0
         self.usage: openai.Usage | None = None
+        self.exact = False  # `usage` is the engine's last word
+        self.free = True  # the last attempt cost the engine nothing: it never had it, or refused it
         self.call: Call | None = None
         self.refusal: Refusal | None = None  # what it ended with, if not an answer of the engine's
         self.shown = b""  # the answer's beginning, where bodies are logged
-        self._payload = payload
+        self.payload = payload
         self._headers: list[Header] = []
         self._handle: Handle | None = None
         self._tried: tuple[str, ...] = ()
         self._failing = False
         self._error_body = b""
         self._inflater: Inflater | None = None
+        self.abort: Abort | None = None
+        # Its outcome and its client's status, where that has left, and the engine is read on for its usage.
+        self._leaving: tuple[Outcome, int] | None = None
         self.ask: Ask | None = None
         self.counted: Counted = NOTHING  # its prompt, as its tokens were estimated
         reply.on_gone = self.client_gone
@@ -143,6 +154,10 @@ class Exchange(ABC):
     def engine(self) -> str:
         """The engine of the last attempt, or "" before the first."""
         return self._tried[-1] if self._tried else ""
+
+    @property
+    def ended(self) -> bool:
+        return self.state is _SETTLED
 
     # --- the way to an engine ----------------------------------------------------------------------------------------
 
@@ -181,13 +196,11 @@ class Exchange(ABC):
         if handle is None:
             self.refuse(errors.no_engine(self.entry.name, "none of its engines is healthy"))
             return
-        self.state = _DISPATCHED if self.state is _HELD else walk(self.state, _ADMIT, _DISPATCH)
-        self._handle = handle
-        self._tried = (*self._tried, handle.name)
-        handle.in_flight += 1
-        self.attempts += 1
-        self._failing = False
-        payload = self._payload
+        if handle.dialect is not None:
+            send_in(handle.dialect, handle, self)
+            return
+        self.begin_attempt(handle)
+        payload = self.payload
         handle.pool.request(
             b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
             % (handle.head(b"POST", self.front.route.path), self.front.block, self.request_id, len(payload)),
@@ -197,9 +210,22 @@ class Exchange(ABC):
         if self.stream and self.reply.paused:
             self.pause()
 
+    def begin_attempt(self, handle: Handle) -> None:
+        """From now on the engine may have it."""
+        self.state = _DISPATCHED if self.state is _HELD else walk(self.state, _ADMIT, _DISPATCH)
+        self._handle = handle
+        self._tried = (*self._tried, handle.name)
+        handle.in_flight += 1
+        self.attempts += 1
+        self._failing = self.free = False
+        self.abort = None
+
     def _retry(self, refusal: Refusal) -> None:
         """Before the first byte: another engine, if there is one and the budget allows; else the refusal."""
         gateway = self.gateway
+        if self._leaving is not None:
+            self._settle(self._leaving[0])
+            return
         self._release()
         if self.ask is not None and gateway.admitting is not None:
             gateway.admitting.end(self)
@@ -249,7 +275,7 @@ class Exchange(ABC):
         self._error_body += data
         limit = self.gateway.limits.error_bytes
         if len(self._error_body) > limit:
-            self._count_failure("error_too_large")
+            self.count_failure("error_too_large")
             self.broken(errors.engine_failed(f"it answered {self.status} with more than {limit:,} bytes"))
 
     def on_end(self) -> None:
@@ -267,18 +293,17 @@ class Exchange(ABC):
             self.on_end()
 
     def on_fail(self, failure: Failure, detail: str) -> None:
-        self._count_failure(failure.value)
+        self.count_failure(failure.value)
         handle = self._handle
-        if handle is not None and failure in _UNREACHED:
-            self.gateway.fleet.passive_failure(handle, detail)
+        if failure in _UNREACHED:
+            self.free = True
+            if handle is not None:
+                self.gateway.fleet.passive_failure(handle, detail)
         if failure is Failure.FULL:
-            refusal = errors.overloaded("engine_connections", "All connections to the engine are in use.", 1.0)
-        elif failure in _TIMEOUTS:
-            refusal = Refusal(
-                504, "engine_timeout", f"The engine is too slow: {detail}.", outcome=Outcome.ENGINE_TIMEOUT
-            )
-        else:
-            refusal = errors.engine_failed(detail or failure.value)
+            self.free = True
+        elif failure in TIMEOUTS:
+            self._tell_abort()
+        refusal = refusal_of(failure, detail)
         if failure is Failure.FIRST_BYTE_TIMEOUT and not self.reply.started:
             self.refuse(refusal)  # another engine would start the client's wait anew
         else:
@@ -314,6 +339,12 @@ class Exchange(ABC):
         self._move(_FIRST_TOKEN)
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.first_content(self, now)
+
+    def answered_by(self, model: str | None) -> None:
+        """Not by the model asked for, or by a version of it, as vendors name them: the client is told the truth, and
+        the operator that something is served under a wrong name."""
+        if model and not model.startswith(self.entry.target):
+            self.count_failure("other_model")
 
     def downstream_head(self) -> bytes:
         return downstream_block(self._headers)
@@ -357,31 +388,63 @@ class Exchange(ABC):
     def end_with(self, refusal: Refusal) -> None:
         """From outside: "stop generating", or the drain's deadline."""
         self._count_cancel(refusal.outcome)
-        if self.reply.started:
+        reply = self.reply
+        shown = self.status if reply.started else refusal.status
+        if refusal.outcome is Outcome.CANCELLED and self._read_on(Outcome.CANCELLED, shown):
+            self.refusal = refusal
+            if reply.started:
+                if self.stream:
+                    reply.write(refusal.sse())
+                self.account()
+                reply.abort()
+            else:
+                reply.refuse(refusal)
+        elif reply.started:
             self.cut(refusal)
         else:
             self.refuse(refusal)
 
     def client_gone(self) -> None:
+        self._count_cancel(Outcome.CLIENT_GONE)
+        if self._read_on(Outcome.CLIENT_GONE, self.status):
+            self.account()
+            return
         self._drop_call()
         self.account()
-        if self.state is not _SETTLED:
-            self._count_cancel(Outcome.CLIENT_GONE)
-            self._settle(Outcome.CLIENT_GONE)
+        self._settle(Outcome.CLIENT_GONE)
+
+    def _read_on(self, outcome: Outcome, status: int) -> bool:
+        """Nobody wants the answer any more, but its engine will bill all of it: read it to its end for the usage, where
+        that is configured and there is room. It settles then, or when a bound is reached."""
+        handle = self._handle
+        if handle is None or not self.gateway.drains.begin(self, handle):
+            return False
+        self._leaving = outcome, status
+        reply = self.reply
+        reply.on_gone = reply.on_pause = reply.on_resume = None
+        self.gateway.live.discard(self)
+        return True
+
+    def give_up(self) -> None:
+        """Read on no more: settle by what came."""
+        self._drop_call()
+        if self._leaving is not None:
+            self._settle(self._leaving[0])
 
     def _engine_refused(self, status: int, body: bytes) -> None:
         """An error status with a body that is whole."""
         handle = self._handle
+        self.free = True
         meaning = handle.adapter.refused(status, body) if handle is not None else None
         if meaning is Outcome.OVERLOADED:
-            self._count_failure("overloaded")
-            seconds = _retry_after(self._headers)
+            self.count_failure("overloaded")
+            seconds = retry_after(self._headers)
             self._retry(errors.overloaded("engine_overloaded", "Every engine for this model is full.", seconds))
         elif meaning is Outcome.ENGINE_ERROR:
-            self._count_failure(f"status_{status // 100}xx")
+            self.count_failure(f"status_{status // 100}xx")
             # What an engine says of credentials may hold ours.
-            said = "" if status in (401, 403, 407) else _said(body)
-            self._retry(errors.engine_failed(f"it answered {status}{said}"))
+            words = "" if status in (401, 403, 407) else said(body)
+            self._retry(errors.engine_failed(f"it answered {status}{words}"))
         else:
             self._pass_refusal(status, body)
 
@@ -394,13 +457,15 @@ class Exchange(ABC):
         """The one way out: first come, first served; the rest finds SETTLED."""
         if self.state is _SETTLED:
             return
+        if self._leaving is not None:
+            outcome, self.status = self._leaving
+            self.gateway.drains.end(self)
         self.outcome = outcome
         if outcome is _OK and self.state is _DISPATCHED:
             self.state = _DONE
         else:
             self.state = walk(self.state, _ENDS.get(outcome, _REFUSE), _SETTLE)
-        if self.call is not None:
-            self.call.cancel()
+        self._drop_call()
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.in_flight -= 1
@@ -425,15 +490,27 @@ class Exchange(ABC):
         self.state = advance(self.state, event)
 
     def _drop_call(self) -> None:
-        if self.call is not None:
-            self.call.cancel()
+        """The engine is to stop, if it works on it."""
+        call = self.call
+        if call is None:
+            return
+        if call.sent:
+            self._tell_abort()
+        else:
+            self.free = True
+        call.cancel()
+
+    def _tell_abort(self) -> None:
+        abort, self.abort = self.abort, None
+        if abort is not None and self._handle is not None:
+            self.gateway.aborts.tell(self._handle, abort)
 
     def _release(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.in_flight -= 1
 
-    def _count_failure(self, kind: str) -> None:
+    def count_failure(self, kind: str) -> None:
         self.gateway.telemetry.upstream_errors.series(self.engine, kind).add()
 
     def _count_cancel(self, outcome: Outcome) -> None:
@@ -442,20 +519,3 @@ class Exchange(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.request_id.decode()} {self.state.value} on {self.engine or 'no engine'}>"
-
-
-def _retry_after(headers: list[Header]) -> float:
-    """An engine's own Retry-After in seconds; 1 where it has none that can be read."""
-    for name, value in headers:
-        if name == b"retry-after" and value.isdigit() and len(value) < 6:
-            return float(value)
-    return 1.0
-
-
-def _said(body: bytes) -> str:
-    """The message of an engine's error body, for the refusal's text."""
-    found = openai.chunk(body)
-    if found is None:
-        return ""
-    message = found.error.get("message") if isinstance(found.error, dict) else found.error
-    return f": {errors.shown(message, 200)}" if isinstance(message, str) else ""

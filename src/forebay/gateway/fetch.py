@@ -1,4 +1,4 @@
-"""One small GET to an engine, awaited: for health, model lists and metrics, never for a client's request."""
+"""One small request to an engine, awaited: for health, model lists, metrics, aborts; never for a client's request."""
 
 from __future__ import annotations
 
@@ -63,16 +63,25 @@ class _Collect(WholeInParts):
             self._done.set_exception(FetchFailed(detail or failure.value, ours=failure is Failure.FULL))
 
 
-async def fetch(target: Target, path: bytes, seconds: float, *, limit: int = MAX_BODY) -> bytes:
-    """The body of a 200, of at most `limit` bytes. Raises FetchFailed."""
+async def fetch(
+    target: Target, path: bytes, seconds: float, body: bytes | None = None, *, limit: int = MAX_BODY
+) -> bytes:
+    """The body of a 200, of at most `limit` bytes, to a GET, or to a POST of JSON where `body` is given. Raises
+    FetchFailed."""
     done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     sink = _Collect(done, limit)
-    target.pool.request(target.head(b"GET", path) + b"\r\n", b"", sink)
+    if body is None:
+        method = b"GET"
+        target.pool.request(target.head(method, path) + b"\r\n", b"", sink)
+    else:
+        method = b"POST"
+        length = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        target.pool.request(target.head(method, path) + length, body, sink)
     try:
         async with asyncio.timeout(seconds):
             return await done
     except TimeoutError:
-        raise FetchFailed(f"GET {path.decode()} took longer than {seconds:g} s") from None
+        raise FetchFailed(f"{method.decode()} {path.decode()} took longer than {seconds:g} s") from None
     finally:
         if sink.call is not None:
             sink.call.cancel()

@@ -11,6 +11,7 @@ from forebay.config.engine import Engine, EngineKind
 from forebay.config.models import Model
 from forebay.engines.base import EngineReport
 from forebay.engines.registry import adapter
+from forebay.gateway.dialects import dialect_of
 from forebay.gateway.looking import Look
 from forebay.wire.pool import Pool
 
@@ -26,6 +27,7 @@ class Handle:
         "_heads",
         "adapter",
         "config",
+        "dialect",
         "discovered",
         "expected_until",
         "healthy",
@@ -47,6 +49,7 @@ class Handle:
         self.expected_until = now + EAGER_SECONDS
         self.config = config
         self.adapter = adapter(config.kind)
+        self.dialect = dialect_of(config, self.adapter)
         self.look = Look()
         self.pool = pool
         self.healthy = False
@@ -89,6 +92,7 @@ class Handle:
     def become(self, kind: EngineKind) -> None:
         """It was found to be another kind of engine: what was known of it does not hold."""
         self.adapter = adapter(kind)
+        self.dialect = dialect_of(self.config, self.adapter)
         if self.look.kind is not None:
             self.discovered = None
         self.look.kind = kind
@@ -119,6 +123,7 @@ class Handle:
             self.healthy, self.why = before.healthy, before.why
             self.discovered, self.report = before.discovered, before.report
             self.adapter, self.look = before.adapter, before.look
+            self.dialect = dialect_of(ours, self.adapter)
 
     def __repr__(self) -> str:
         return f"<Engine {self.name} {'healthy' if self.healthy else self.why} {self.in_flight} in flight>"

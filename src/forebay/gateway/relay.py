@@ -6,7 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from forebay import errors
-from forebay.api import openai
+from forebay.api import openai, stream_errors
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.forwarding import downstream_block
@@ -84,6 +84,7 @@ class Unary(Exchange):
             return
         if self._passing:
             self.usage = _usage_in(self._tail)
+            self.exact = self.usage is not None
             self.reply.end()
             self.complete()
             return
@@ -100,10 +101,13 @@ class Unary(Exchange):
         """Send a whole answer, if it is one."""
         found = openai.answer(body)
         if found is None:
-            self._count_failure("not_json")
+            self.count_failure("not_json")
             self.broken(errors.engine_failed("its answer is not JSON"))
             return
-        self.usage = found.usage
+        if found.usage is not None:
+            self.usage, self.exact = found.usage, True
+        if found.model != self.entry.target:
+            self.answered_by(found.model)
         if self.gateway.shows_bodies:
             self.shown = body[:SHOWN]
         if self.entry.renames:
@@ -215,6 +219,8 @@ class Stream(Exchange):
                     self._error_before_content(data, found)
                     return
                 if found is None or found.has_content:
+                    if found is not None and found.model != self.entry.target:
+                        self.answered_by(found.model)
                     self._begin(b"".join(events[i:]))
                     return
             self._held.append(event)
@@ -266,6 +272,7 @@ class Stream(Exchange):
                     return
                 if found.usage is not None:
                     self.usage = found.usage
+                    self.exact = not found.choices
                     if self._hide_usage and not found.choices:
                         self._late_lf = event.endswith(b"\r")
                         continue
@@ -287,12 +294,14 @@ class Stream(Exchange):
         """An error event in a 200 stream of which the client has seen nothing: it becomes an error status."""
         self._drop_call()
         self._headers = [(b"content-type", b"application/json")]
-        self._engine_refused(_status_of(found), data)
+        self._engine_refused(
+            stream_errors.status_of({"error": found.error, "code": found.code, "error_type": found.error_type}), data
+        )
 
     def _error_within(self, keep: list[bytes]) -> None:
         """The client gets the engine's own error event, and no [DONE] after it."""
         self._drop_call()
-        self._count_failure("error_event")
+        self.count_failure("error_event")
         self.reply.write(self.entry.renamed(b"".join(keep)))
         self.account()
         self.reply.abort()
@@ -302,15 +311,19 @@ class Stream(Exchange):
         if self._tap is None:
             if self._held and self._done_without_content():
                 return
-            self._count_failure("empty_stream")
+            self.count_failure("empty_stream")
             self.broken(errors.engine_failed("its stream ended without an answer"))
             return
         if self._framer.tail.strip() or not (self._done or self._finished):
-            self._count_failure("cut")
+            self.count_failure("cut")
             self.broken(errors.engine_failed("its stream ended too early"))
             return
+        self._complete()
+
+    def _complete(self) -> None:
         self.account()
         self.reply.end()
+        self.exact = self.usage is not None
         self.complete()
 
     def _done_without_content(self) -> bool:
@@ -318,25 +331,12 @@ class Stream(Exchange):
         if not any(sse.data_of(e) == DONE for e in self._held):
             return False
         self._begin(b"")
-        self.account()
-        self.reply.end()
-        self.complete()
+        self._complete()
         return True
 
 
 def _too_large(limit: int) -> Refusal:
     return errors.engine_failed(f"its answer is over the limit of {limit:,} bytes (limits.response_bytes)")
-
-
-def _status_of(found: openai.Chunk) -> int:
-    """The HTTP status an error event asks for; 502 where it names none."""
-    error = found.error if isinstance(found.error, dict) else {}
-    for code in (error.get("code"), found.code, error.get("status")):
-        if isinstance(code, str) and code.isdigit():
-            code = int(code)
-        if isinstance(code, int) and 400 <= code <= 599:
-            return code
-    return 502
 
 
 def _usage_in(tail: bytes) -> openai.Usage | None:

@@ -20,10 +20,23 @@ _TOTAL_EDGES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120
 class Series:
     """The series of one (route, model, class), resolved once, and their part of a log line."""
 
-    __slots__ = ("_labels", "_outcomes", "_requests", "completion", "itl", "logged", "prompt", "total", "ttft")
+    __slots__ = (
+        "_labels",
+        "_outcomes",
+        "_requests",
+        "_telemetry",
+        "completion",
+        "exact",
+        "itl",
+        "logged",
+        "prompt",
+        "total",
+        "ttft",
+    )
 
     def __init__(self, telemetry: Telemetry, route: str, path: bytes, model: str, class_: str) -> None:
         self._labels = (route, model, class_)
+        self._telemetry = telemetry
         self._requests = telemetry.requests
         self._outcomes: dict[Outcome, Counter] = {}
         self.ttft: Histogram = telemetry.ttft.series(route, model, class_)
@@ -31,6 +44,7 @@ class Series:
         self.total: Histogram = telemetry.total.series(route, model, class_)
         self.prompt: Counter = telemetry.tokens.series(model, class_, "prompt")
         self.completion: Counter = telemetry.tokens.series(model, class_, "completion")
+        self.exact: Counter = telemetry.settled.series(model, class_, "exact")
         self.logged = b'"method":"POST","path":"%b","model":%b,"class":"%b"' % (
             path,
             msgspec.json.encode(model),
@@ -43,6 +57,14 @@ class Series:
         if counter is None:
             counter = self._outcomes[outcome] = self._requests.series(*self._labels, outcome.value)
         counter.value += 1
+
+    def estimated(self, prompt: int, completion: int) -> None:
+        """Count one request of which only these tokens are known, about."""
+        _, model, class_ = self._labels
+        telemetry = self._telemetry
+        telemetry.settled.series(model, class_, "estimated").value += 1
+        telemetry.tokens.series(model, class_, "prompt_estimated").value += prompt
+        telemetry.tokens.series(model, class_, "completion_estimated").value += completion
 
 
 class Telemetry:
@@ -66,7 +88,15 @@ class Telemetry:
         self.total = histograms(
             "forebay_request_seconds", "From the whole request to the end of its answer.", _TOTAL_EDGES, *labels
         )
-        self.tokens = counters("forebay_tokens", "Tokens as engines report them.", "model", "class", "kind")
+        self.tokens = counters(
+            "forebay_tokens",
+            "Tokens as engines report them; as estimated where an engine's last word was not waited for.",
+            *labels[1:],
+            "kind",
+        )
+        self.settled = counters(
+            "forebay_settled", "Requests ended, by whether what they cost is known.", *labels[1:], "how"
+        )
         self.upstream_errors = counters("forebay_upstream_errors", "Failed calls to engines.", "engine", "failure")
         self.retries = counters("forebay_retries", "Requests sent to another engine.", "engine")
         self.cancels = counters("forebay_cancels", "Clients that left or cancelled, by where the request was.", "state")
@@ -86,6 +116,7 @@ class Telemetry:
         for family in (
             self.requests,
             self.tokens,
+            self.settled,
             self.upstream_errors,
             self.retries,
             self.cancels,

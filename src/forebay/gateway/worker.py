@@ -97,6 +97,7 @@ class Worker:
             await server.wait_closed(GOODBYE)
         listening.cancel()
         await server.close()
+        await gateway.close()
         await control.close()
         fleet.close()
         if gateway.admitting is not None:

@@ -59,6 +59,13 @@ class _Connecting:
     def begin(self, tap: Tap | None = None) -> None:
         return
 
+    @property
+    def sent(self) -> bool:
+        return False
+
+    def interpose(self, make: Callable[[Sink], Sink]) -> bool:
+        return False
+
     def leave(self) -> Sink | None:
         """The sink, if it still waits; it does not any more."""
         sink, self._sink = self._sink, None

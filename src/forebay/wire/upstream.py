@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -49,6 +50,11 @@ class Failure(Enum):
 class Call(Protocol):
     """One request on its way, as long as it is."""
 
+    @property
+    def sent(self) -> bool:
+        """Whether the engine may have a byte of it."""
+        ...
+
     def cancel(self) -> None:
         """Close the engine's connection at once."""
         ...
@@ -61,6 +67,11 @@ class Call(Protocol):
 
     def begin(self, tap: Tap | None = None) -> None:
         """Content has come: the first-byte time-out gives way to the idle one, and `tap` gets the raw chunks."""
+        ...
+
+    def interpose(self, make: Callable[[Sink], Sink]) -> bool:
+        """Put what `make` returns in its sink's place, which it is given; the tap is gone then. False where nothing was
+        sent yet, and nothing is changed."""
         ...
 
 
@@ -240,6 +251,18 @@ class UpstreamConnection(asyncio.Protocol):
             tap.follow(self)
             self._transport.set_protocol(cast("asyncio.BaseProtocol", tap))
 
+    @property
+    def sent(self) -> bool:
+        return True
+
+    def interpose(self, make: Callable[[Sink], Sink]) -> bool:
+        if self.sink is None:
+            return False
+        self._untap()
+        self.sink = sink = make(self.sink)
+        sink.call = self
+        return True
+
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -366,15 +389,18 @@ class UpstreamConnection(asyncio.Protocol):
     def _detach(self) -> Sink | None:
         """The call is over: the sink that must still be told, if any."""
         sink, self.sink = self.sink, None
-        if self._tap is not None:
-            self._tap = None
-            if self._transport is not None:
-                self._transport.set_protocol(self)
+        self._untap()
         self.begun = self._done = self._headed = False
         self._head_bytes = 0
         if sink is not None:
             sink.call = None
         return sink
+
+    def _untap(self) -> None:
+        if self._tap is not None:
+            self._tap = None
+            if self._transport is not None:
+                self._transport.set_protocol(self)
 
     def _free(self, *, reusable: bool = True) -> Sink | None:
         """The answer is whole: the connection is free before the sink hears of it."""

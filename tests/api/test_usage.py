@@ -1,0 +1,37 @@
+"""What is read of an engine's usage."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forebay.api import openai
+
+
+@pytest.mark.parametrize(
+    ("details", "cached"),
+    [
+        ({"cached_tokens": 96, "audio_tokens": 0}, 96),
+        ({"cached_tokens": 0}, 0),
+        ({"cached_tokens": None}, None),
+        ({"cached_tokens": "many"}, None),
+        ({"cached_tokens": -1}, None),
+        ({"cached_tokens": True}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_cached_tokens_are_a_count_or_not_said(details: object, cached: int | None) -> None:
+    usage = {"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101, "prompt_tokens_details": details}
+    for found in (
+        openai.answer(json.dumps({"usage": usage}).encode()),
+        openai.chunk(json.dumps({"usage": usage}).encode()),
+    ):
+        assert found is not None and found.usage is not None
+        assert found.usage.cached_tokens == cached
+        assert found.usage.prompt_tokens == 100
+
+
+def test_a_usage_without_details_says_nothing_of_the_cache() -> None:
+    assert openai.Usage(prompt_tokens=5).cached_tokens is None
