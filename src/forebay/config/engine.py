@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from forebay.config.section import Name, Seconds, Secret, Section, clash
 
-__all__ = ["ClientTLS", "Engine", "EngineKind"]
+__all__ = ["ClientTLS", "Engine", "EngineKind", "Role"]
 
 
 class ClientTLS(Section):
@@ -30,6 +30,14 @@ VISIBLE = re.compile(r"[!-~]+")
 class EngineKind(StrEnum):
     VLLM = "vllm"
     OPENAI = "openai"
+
+
+class Role(StrEnum):
+    """What an engine does of a request."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 class Engine(Section):
@@ -68,6 +76,13 @@ class Engine(Section):
     """How fast it prefills, to begin with: what it really does is learned."""
     decode_step: Seconds = 0.02
     """Seconds of one of its decode steps, to begin with."""
+    role: Role = Role.BOTH
+    """prefill: computes prompts that other engines of its models decode, and is sent whole requests only where none of
+    those is left. decode, both: is sent all others; a decode engine of SGLang only where a prefill engine is there."""
+    bootstrap_host: Annotated[str, StringConstraints(pattern=r"^[!-~]{1,255}$")] | None = None
+    """SGLang, role prefill: the host at which decode engines find it; None: the url's."""
+    bootstrap_port: Annotated[int, Field(ge=1, le=65_535)] = 8_998
+    """The port there (SGLang: --disaggregation-bootstrap-port, whose default this is)."""
 
     @field_validator("url")
     @classmethod

@@ -28,6 +28,7 @@ from forebay.wire.upstream import Call, Failure
 
 if TYPE_CHECKING:
     from forebay.gateway.app import Gateway
+    from forebay.gateway.legs import Legs
     from forebay.gateway.tokens import Counted
     from forebay.policy.asks import Ask
 
@@ -79,6 +80,7 @@ class Exchange(ABC):
         "first_content_at",
         "front",
         "gateway",
+        "legs",
         "outcome",
         "received_at",
         "refusal",
@@ -126,6 +128,7 @@ class Exchange(ABC):
         self.first_content_at = 0.0
         self.usage: openai.Usage | None = None
         self.call: Call | None = None
+        self.legs: Legs | None = None  # its attempt's, where its model has prefill engines
         self.refusal: Refusal | None = None  # what it ended with, if not an answer of the engine's
         self.shown = b""  # the answer's beginning, where bodies are logged
         self._payload = payload
@@ -155,14 +158,13 @@ class Exchange(ABC):
     def _place(self, last: Refusal | None) -> None:
         """Choose an engine and send; `last` is what to say where there is none to choose."""
         gateway = self.gateway
-        candidates = self.entry.candidates
+        candidates, able = self.entry.candidates, self.entry.able
         if self._tried:
             self.entry = gateway.fleet.catalog.get(self.entry.name, self.entry)
-            candidates = tuple(c for c in self.entry.candidates if c not in self._tried)
+            candidates, able = self.entry.left(self._tried)
         if gateway.admitting is not None and candidates and self.front.route.streams:
             # One that is not healthy may be by the time the request goes.
-            able = self.entry.able
-            gateway.admitting.begin(self, tuple(c for c in able if c not in self._tried) if self._tried else able)
+            gateway.admitting.begin(self, able)
             return
         name = gateway.placement.choose(self.entry.name, candidates, self.received_at)
         if name is None:
@@ -187,7 +189,19 @@ class Exchange(ABC):
         handle.in_flight += 1
         self.attempts += 1
         self._failing = False
-        payload = self._payload
+        self.legs = None
+        if not self.entry.apart or not gateway.disaggregating.begin(self, handle, self._payload):
+            self.send(handle, self._payload)
+
+    def has_tried(self, name: str) -> bool:
+        return name in self._tried
+
+    def now_at(self, name: str) -> None:
+        """The attempt is with another of its engines."""
+        self._tried = (*self._tried[:-1], name)
+
+    def send(self, handle: Handle, payload: bytes) -> None:
+        """To the engine whose answer the client gets."""
         handle.pool.request(
             b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
             % (handle.head(b"POST", self.front.route.path), self.front.block, self.request_id, len(payload)),
@@ -201,10 +215,12 @@ class Exchange(ABC):
         """Before the first byte: another engine, if there is one and the budget allows; else the refusal."""
         gateway = self.gateway
         self._release()
+        if self.legs is not None:
+            self.legs.end()
         if self.ask is not None and gateway.admitting is not None:
             gateway.admitting.end(self)
         retries = gateway.config.retries
-        others = any(c not in self._tried for c in self.entry.candidates)
+        others, _ = self.entry.left(self._tried)
         if not others or self.attempts >= retries.attempts or not gateway.retry_budget.take(gateway.ticker.now):
             self.refuse(refusal)
             return
@@ -268,6 +284,8 @@ class Exchange(ABC):
 
     def on_fail(self, failure: Failure, detail: str) -> None:
         self._count_failure(failure.value)
+        if self.legs is not None:
+            self.legs.decode_failed(failure)
         handle = self._handle
         if handle is not None and failure in _UNREACHED:
             self.gateway.fleet.passive_failure(handle, detail)
@@ -312,6 +330,8 @@ class Exchange(ABC):
         """The answer's first content is here."""
         self.first_content_at = now
         self._move(_FIRST_TOKEN)
+        if self.legs is not None:
+            self.legs.first_content(now)
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.first_content(self, now)
 
@@ -385,6 +405,11 @@ class Exchange(ABC):
         else:
             self._pass_refusal(status, body)
 
+    def said_elsewhere(self, status: int, body: bytes) -> None:
+        """The client's to read, from an engine that has a part in its answer."""
+        self._headers = [(b"content-type", b"application/json")]
+        self._pass_refusal(status, body)
+
     def _pass_refusal(self, status: int, body: bytes) -> None:
         self.status = status
         self.reply.send(status, self.downstream_head(), body)
@@ -401,6 +426,8 @@ class Exchange(ABC):
             self.state = walk(self.state, _ENDS.get(outcome, _REFUSE), _SETTLE)
         if self.call is not None:
             self.call.cancel()
+        if self.legs is not None:
+            self.legs.end()
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.in_flight -= 1
@@ -425,6 +452,8 @@ class Exchange(ABC):
         self.state = advance(self.state, event)
 
     def _drop_call(self) -> None:
+        if self.legs is not None:
+            self.legs.dropping()
         if self.call is not None:
             self.call.cancel()
 

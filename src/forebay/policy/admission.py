@@ -220,6 +220,12 @@ class Admission:
         ask.stage = _ANSWERING
         self._stir(now)
 
+    def on_split(self, ask: Ask, now: float) -> None:
+        """Another engine computes the prompt of one just admitted: its own only holds and decodes it."""
+        if ask.holder is not None and ask.stage is _ADMITTED:
+            ask.holder.handed_over(ask)
+            self._stir(now)
+
     def on_tokens(self, counts: Mapping[int, int], now: float) -> None:
         """Tokens so far of each answer of the asks by key: coalesced, not per chunk."""
         for books in self.books.values():
