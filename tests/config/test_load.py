@@ -18,7 +18,8 @@ NAME = "a name of 1 to 128 characters: letters, digits and . _ : / @ + -, beginn
 ADDRESS = "an address is written host:port (port 0 to 65535), [v6]:port or unix:/absolute/path"
 ENGINE = (
     "name, url, kind, models, api_key, tls, max_connections, max_idle, health_interval, health_timeout, "
-    "unhealthy_after, max_num_seqs, concurrency, max_num_batched_tokens, kv_tokens, prefill_tokens_per_s, decode_step"
+    "unhealthy_after, max_num_seqs, concurrency, max_num_batched_tokens, kv_tokens, prefill_tokens_per_s, decode_step, "
+    "role, bootstrap_host, bootstrap_port"
 )
 DATABASE = "postgresql://user:password@host/name or sqlite:////path/forebay.db"
 ENV = {"PORT": "8000", "WORD": "hidden-in-the-environment", "EMPTY": "", "YAML": "x\nadmin: 0.0.0.0:1 # {a: [b"}
@@ -80,10 +81,10 @@ BAD = [
     # --- single values
     Bad("unknown keys", "listners: []\nengines:\n  - name: a\n    url: http://h\n    apikey: sk-secret\nzzz: 1\n",
         ["1: listners: unknown key; did you mean listeners? (allowed listeners, admin, state_dir, database, engines, "
-         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission)",
+         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission, disaggregation)",
          f"5: engines[0].apikey: unknown key; did you mean api_key? (allowed {ENGINE})",
          "6: zzz: unknown key (allowed listeners, admin, state_dir, database, engines, "
-         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission)"]),
+         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission, disaggregation)"]),
     Bad("missing", "engines:\n  - kind: vllm\n",
         [f"2: engines[0].name: missing (allowed {NAME})",
          "2: engines[0].url: missing "
@@ -195,6 +196,11 @@ BAD = [
         ["1: admin: the address is taken: listeners[0].address by default is 127.0.0.1:8080 (found 'localhost:8080')"]),
     Bad("soft cap", "engines:\n  - {name: a, url: http://h, max_num_seqs: 8, concurrency: 9}\n",
         ["2: engines[0]: concurrency must not be more than max_num_seqs (8) (found a mapping)"]),
+    Bad("role", "engines: [{name: a, url: http://h, kind: openai, role: prefill}]\n",
+        ["1: engines[0]: role prefill is for engines that hand KV over: kind vllm or sglang, not openai "
+         "(found a mapping)"]),
+    Bad("late prefill", "engines: [{name: a, url: http://h, role: prefill}]\ntimeouts: {first_byte: 20}\n",
+        ["1: disaggregation.longest (30 s) must not be more than timeouts.first_byte (20 s) (found a mapping)"]),
     Bad("no first token", "engines: [{name: a, url: http://h}]\nadmission: {enabled: true, ttft: {low: 0.01}}\n",
         ["1: admission.ttft.low promises 0.01 s, and the empty engine a needs 0.0201 s for a prompt of one token "
          "(decode_step 0.02) (found a mapping)"]),

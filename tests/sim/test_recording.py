@@ -34,6 +34,7 @@ WRITTEN_BY_THE_POLICY = {
     "holder",
     "latest",
     "bound",
+    "prefill",
     "charged",
     "charged_as",
     "produced",

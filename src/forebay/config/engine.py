@@ -40,6 +40,9 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+_HAND_OVER = frozenset({"vllm", "sglang", "auto"})
+
+
 class Engine(Section):
     name: Name
     """Its label in metrics, logs and headers."""
@@ -107,6 +110,8 @@ class Engine(Section):
 
     @model_validator(mode="after")
     def _within_the_engine(self) -> Engine:
+        if self.role is not Role.BOTH and self.kind not in _HAND_OVER:
+            raise clash(f"role {self.role} is for engines that hand KV over: kind vllm or sglang, not {self.kind}")
         if self.concurrency is not None and self.concurrency > self.max_num_seqs:
             raise clash(f"concurrency must not be more than max_num_seqs ({self.max_num_seqs:,})")
         return self

@@ -160,11 +160,11 @@ class Admitting:
                 self._streams[ask.key] = x
             self._arm(now)
 
-    def split(self, x: Exchange) -> None:
-        """Another engine computes its prompt."""
+    def split(self, x: Exchange, prefill: str) -> None:
+        """That engine computes its prompt."""
         if x.ask is not None:
             now = monotonic()
-            self.policy.on_split(x.ask, now)
+            self.policy.on_split(x.ask, prefill, now)
             self._arm(now)
 
     def end(self, x: Exchange) -> None:

@@ -106,7 +106,16 @@ class Disaggregating:
         if must:
             split = policy.soonest(tokens, tuple(prefills), now, resting=True)
         elif x.attempts == 1 and _one_answer(x):
-            split = policy.decide(decode.name, tokens, whole, tuple(prefills), now, step=decode.config.decode_step)
+            split = policy.decide(
+                decode.name,
+                tokens,
+                whole,
+                tuple(prefills),
+                now,
+                cached=ask.cached.get(decode.name, 0) if ask is not None else 0,
+                cached_at=ask.cached if ask is not None else None,
+                step=decode.config.decode_step,
+            )
         if split is not None:
             fields = _fields.decode(payload)
             if not must and any(bytes(fields.get(f, b"null")) not in _PLAIN for f in _OF_THE_PROMPT):
@@ -123,7 +132,7 @@ class Disaggregating:
         self._split.add()
         x.legs = legs
         if ask is not None and self.gateway.admitting is not None:
-            self.gateway.admitting.split(x)
+            self.gateway.admitting.split(x, split.prefill)
         legs.go(prefills[split.prefill], fields)
         self.watch(legs)
         return True
@@ -134,7 +143,9 @@ class Disaggregating:
         if ask is not None and ask.holder is not None:
             books = ask.holder
             ttft = books.ttft
-            return Whole(ttft.expected(ask.key), ttft.ideal(tokens) * ttft.pace, books.decoding)
+            cached = ask.cached.get(decode.name, 0)
+            own = ttft.ideal(tokens - cached, context_tokens=cached) * ttft.pace
+            return Whole(ttft.expected(ask.key), own, books.decoding)
         book = self.policy.books[decode.name]
         return self.policy.whole(decode.name, tokens, now, decoding=max(0, decode.in_flight - 1 - len(book)))
 

@@ -296,7 +296,7 @@ class EngineBooks:
     def handed_over(self, ask: Ask) -> None:
         """Another engine computes its prompt; what it will hold here stays booked."""
         self.ttft.forget(ask.key)
-        self._handed -= ask.prompt_tokens
+        self._handed -= ask.prompt_tokens - ask.cached.get(self.name, 0)
 
     def presume(self, now: float) -> None:
         """First tokens that nobody sees and that would be there by now: nothing is learned from them."""

@@ -207,6 +207,7 @@ class Split(Call, tag="split"):
     """Its prompt is computed on another engine."""
 
     key: int
+    prefill: str
 
 
 class Tokens(Call, tag="tokens"):
@@ -338,10 +339,10 @@ class Recording(Admission):
             return super().on_first_token(ask, now)
         return self._record(FirstToken(at=now, key=ask.key), super().on_first_token, ask, now)
 
-    def on_split(self, ask: Ask, now: float) -> None:
+    def on_split(self, ask: Ask, prefill: str, now: float) -> None:
         if self._silent():
-            return super().on_split(ask, now)
-        return self._record(Split(at=now, key=ask.key), super().on_split, ask, now)
+            return super().on_split(ask, prefill, now)
+        return self._record(Split(at=now, key=ask.key, prefill=prefill), super().on_split, ask, prefill, now)
 
     def on_tokens(self, counts: Mapping[int, int], now: float) -> None:
         if self._silent():

@@ -197,7 +197,7 @@ class Replay:
             case FirstToken():
                 policy.on_first_token(asks[call.key], now)
             case Split():
-                policy.on_split(asks[call.key], now)
+                policy.on_split(asks[call.key], call.prefill, now)
             case Tokens():
                 policy.on_tokens(call.counts, now)
             case End():
