@@ -14,9 +14,9 @@ class Disaggregation(Section):
 
     least_tokens: Annotated[int, Field(ge=1, le=1 << 40)] = 256
     """Prompt tokens, without cached ones, under which a second engine is not worth its handover."""
-    weight: Annotated[float, Field(ge=0, le=1_000)] = 1.0
+    weight: Annotated[float, Field(ge=0, le=1_000)] = 8.0
     """Seconds of a request's TTFT that a second is worth by which its prefill would delay one sequence that decodes on
-    its engine. 0: split only where that is faster."""
+    its engine: more keeps decoding even, less lets prompts wait less. 0: split only where that is faster."""
     longest: Seconds = 30.0
     """Seconds that a prefill engine may take: one that is expected to take longer gets no prompt, and one that does is
     given up and the request retried whole. At most timeouts.first_byte."""

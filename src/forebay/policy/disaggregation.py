@@ -47,7 +47,7 @@ LONGEST_REST: Final = 60.0
 
 class SplitRules(NamedTuple):
     least_tokens: int = 256
-    weight: float = 1.0
+    weight: float = 8.0
     longest: float = 30.0
     """Seconds."""
     latency: float = 0.01
