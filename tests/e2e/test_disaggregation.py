@@ -102,6 +102,7 @@ def entry(name: str, port: int, model: str, role: str, **more: Any) -> dict[str,
     return {
         "name": name,
         "url": f"http://127.0.0.1:{port}",
+        "kind": "vllm",
         "models": [model],
         "role": role,
         "health_interval": 0.5,
