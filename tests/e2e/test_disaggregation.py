@@ -489,3 +489,41 @@ def test_engines_that_are_killed(pool: Pool) -> None:
     assert b"engine_cut" in got and b"[DONE]" not in got
     line = pool.gateway.logged(name)
     assert (line["engine"], line["attempts"], line["outcome"]) == ("d-mortal", 2, "engine_cut")
+
+
+def test_with_admission_decoding_is_reserved_and_nothing_is_left_in_the_books(pool: Pool) -> None:
+    prefill, decode = pool.sim
+    known = {"prefill_tokens_per_s": 100.0}
+    gateway = Gateway(
+        {
+            "listeners": [{"address": "127.0.0.1:0"}],
+            "engines": [
+                entry("p", prefill.port, "sim", "prefill"),
+                entry("d", decode.port, "sim", "decode", **known),
+            ],
+            "callers": {"keys": [{"name": "e2e", "key": KEY}]},
+            "admission": {"enabled": True, "ttft": {"vip": 60, "normal": 60, "low": 60}},
+        }
+    )
+    try:
+        gateway.wait_until_ready("sim")
+        name = new_id("admitted")
+        body = {"model": "sim", "messages": [{"role": "user", "content": name + " " + LONG}], "stream": True}
+        with socket.create_connection(gateway.where, 20) as sock:
+            sock.sendall(request({**body, "max_tokens": 4000, "ignore_eos": True}, x_request_id=name))
+            prefill.until(lambda b: b["running"] == 1)
+            assert decode.record(name) is None
+            # Its place is taken where nothing was computed yet, and no prefill is waited for there.
+            assert gateway.metric("forebay_engine_kv_predicted", engine="d") > 0
+            assert gateway.metric("forebay_engine_prefill_ahead", engine="d") == 0
+            assert gateway.metric("forebay_disaggregation_total", prompt="prefill_engine") == 1
+            read_until(sock, b'"content":"')
+        eventually(lambda: gateway.metric("forebay_engine_kv_predicted", engine="d") == 0)
+        line = gateway.logged(name)
+        assert (line["engine"], line["prefill"], line["outcome"]) == ("d", "p", "client_gone")
+        again = {**body, "messages": [{"role": "user", "content": "hi"}], "stream": False, "max_tokens": 3}
+        assert gateway.ask(again).status == 200
+        assert gateway.metric("forebay_disaggregation_total", prompt="whole") == 1
+        kv_is_free(prefill, decode)
+    finally:
+        gateway.stop()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay import errors
+from forebay.api import openai
 from forebay.config.disaggregation import Disaggregation as Section
 from forebay.config.engine import Role
 from forebay.counters import counters
@@ -32,8 +33,6 @@ MOST_RELEASES: Final = 64
 """Under way at once; beyond it leases end by themselves."""
 _OURS: Final = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 """Not the client's to set: they say which engine fetches memory from which."""
-_MARKS: Final = (b"kv_transfer_params", b"bootstrap_", b"\\u005", b"\\u006", b"\\u007")
-"""Bytes of a body that may have one: spelt out, or with a letter or `_` as an escape."""
 _PLAIN: Final = frozenset({b"null", b"false", b"0", b"1"})
 _OF_THE_PROMPT: Final = ("echo", "prompt_logprobs", "best_of", "use_beam_search")
 """vLLM: what they ask for is made with the prompt, or of several sequences, and is no part of a handover."""
@@ -65,7 +64,8 @@ class Disaggregating:
 
     def begin(self, x: Exchange, decode: Handle, payload: bytes) -> bool:
         """Send an attempt, for a model with prefill or decode engines. False: nothing was done, it goes as it is."""
-        cleaned = without_ours(payload)
+        body = x.body
+        cleaned = without_ours(payload) if isinstance(body, openai.Body) and body.says_where else payload
         protocol = handover_of(decode.adapter.kind)
         must = not serves_alone(decode)
         prefills = self._prefills(x, decode, protocol)
@@ -205,13 +205,8 @@ def rules_of(section: Section) -> SplitRules:
 
 
 def without_ours(payload: bytes) -> bytes:
-    """A request's body without the fields by which engines find each other's memory; the same object where it has
-    none."""
-    if not any(mark in payload for mark in _MARKS):
-        return payload
+    """A request's body without the fields by which engines find each other's memory."""
     fields: Fields = _fields.decode(payload)
-    if fields.keys().isdisjoint(_OURS):
-        return payload
     return msgspec.json.encode({k: v for k, v in fields.items() if k not in _OURS})
 
 
