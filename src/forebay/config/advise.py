@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from forebay.config.document import Node, Path, Trouble
+from forebay.config.engine import Engine, Role
 from forebay.config.fit import idle_settings
 from forebay.config.models import Config
 
@@ -40,6 +41,8 @@ def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
                 yield Trouble(0, (*at, "url"), "api_key crosses the network unencrypted; use https://", engine.url)
             if _in_the_open(tree, (*at, "api_key")):
                 yield Trouble(0, (*at, "api_key"), "the key is readable in the file; write ${VAR}")
+        if engine.role is Role.PREFILL and engine.models and not _decodes(config, engine):
+            yield Trouble(0, (*at, "role"), "no engine decodes what it prefills: it is used as one of role both")
         if url.scheme == "https" and not engine.tls.verify:
             yield Trouble(0, (*at, "tls", "verify"), "any certificate is accepted, an impostor's too")
         if url.scheme == "http" and engine.tls.model_fields_set:
@@ -48,6 +51,12 @@ def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
             yield Trouble(
                 0, (*at, "max_idle"), f"more than max_connections ({engine.max_connections:,})", f"{engine.max_idle:,}"
             )
+
+
+def _decodes(config: Config, prefill: Engine) -> bool:
+    """Whether another engine might decode one of its models; one that is not asked yet might."""
+    models = set(prefill.models)
+    return any(e.role is not Role.PREFILL and (not e.models or models & set(e.models)) for e in config.engines)
 
 
 def _models(config: Config) -> Iterator[Trouble]:

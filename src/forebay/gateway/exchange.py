@@ -215,8 +215,6 @@ class Exchange(ABC):
         """Before the first byte: another engine, if there is one and the budget allows; else the refusal."""
         gateway = self.gateway
         self._release()
-        if self.legs is not None:
-            self.legs.end()
         if self.ask is not None and gateway.admitting is not None:
             gateway.admitting.end(self)
         retries = gateway.config.retries
@@ -426,11 +424,7 @@ class Exchange(ABC):
             self.state = walk(self.state, _ENDS.get(outcome, _REFUSE), _SETTLE)
         if self.call is not None:
             self.call.cancel()
-        if self.legs is not None:
-            self.legs.end()
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.in_flight -= 1
+        self._release()
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.end(self)
         self.gateway.live.discard(self)
@@ -458,6 +452,8 @@ class Exchange(ABC):
             self.call.cancel()
 
     def _release(self) -> None:
+        if self.legs is not None:
+            self.legs.end()
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.in_flight -= 1
