@@ -16,7 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import RESULTS, env_int, run, verdict, write_results
+from benchmarks.common import RESULTS, env_flag, env_int, run, verdict, write_results
+from benchmarks.pd.live import SPLIT as SPLIT_LIVE
+from benchmarks.pd.live import measure
 from benchmarks.pd.simulated import CHATS, ENGINES, EVERY, FLOODS, GPU, LAYOUTS, MODEL, SECONDS, SPLIT, simulate
 
 BAR = 1.2
@@ -40,6 +42,16 @@ def main() -> int:
         for c in cells
         if c["layout"] == SPLIT and c["times_undisturbed"] > BAR
     ]
+    live = (
+        [measure(split=a, flood=b) for a, b in product((False, True), repeat=2)]
+        if env_flag("LIVE") is not False
+        else []
+    )
+    if live:
+        say.print(_live_table(live))
+        before, after = (c["itl_ms"][99] for c in live if c["engines"] == SPLIT_LIVE)
+        if after > BAR * before:
+            fell.append(f"live, {SPLIT_LIVE}: ITL P99 is {after / before:.3f} × the undisturbed, bar {BAR}")
     took = round(time.monotonic() - began, 1)
     setting = {
         "model": MODEL, "gpu": GPU, "gpus": ENGINES, "chats_per_s": CHATS, "seconds": SECONDS, "every_s": EVERY,
@@ -47,7 +59,14 @@ def main() -> int:
     }  # fmt: skip
     path = write_results(
         "pd",
-        {"bars": {"times_undisturbed": BAR}, "setting": setting, "seconds": took, "fell_short": fell, "cells": cells},
+        {
+            "bars": {"times_undisturbed": BAR},
+            "setting": setting,
+            "seconds": took,
+            "fell_short": fell,
+            "cells": cells,
+            "live": live,
+        },
     )
     page = draw(cells)
     say.print(f"{path}, {page}; {len(cells)} runs in {took:.0f} s", highlight=False)
@@ -87,6 +106,22 @@ def _table(cells: Sequence[dict[str, Any]]) -> Table:
             f"{100 * c['split'] / c['requests']:.0f} %",
             end_section=c["flood"] == FLOODS[-1].name,
         )
+    return table
+
+
+def _live_table(found: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="forebay serve, two emulated engines, 12 chats that stream")
+    for column in ("engines", "flood", "ITL P50", "P90", "P99 ms", "flood TTFT P50 s", "split"):
+        table.add_column(column, no_wrap=True)
+    for c in found:
+        itl, first = c["itl_ms"], c["flood_ttft_s"]
+        row = (
+            c["engines"],
+            c["flood"],
+            *(f"{itl[p]:.1f}" for p in (50, 90, 99)),
+            "" if first is None else f"{first:.2f}",
+        )
+        table.add_row(*row, str(c["split"]))
     return table
 
 
