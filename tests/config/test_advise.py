@@ -14,6 +14,13 @@ CASES = {
         ["3: engines[0].url: warning: api_key crosses the network unencrypted; use https:// "
          "(found http://10.0.0.1:8000)"],
     ),
+    "an engine that is started open to the network, with a token in the file": (
+        "engines:\n  - name: a\n    launch:\n      model: m\n      port: 8101\n      host: 0.0.0.0\n"
+        "      env:\n        HF_TOKEN: abc\n        CUDA_VISIBLE_DEVICES: '0'\n        OTHER_TOKEN: ${KEY}\n",
+        ["6: engines[0].launch.host: warning: the engine is open to the network, without a key; set api_key "
+         "(found 0.0.0.0)",
+         "8: engines[0].launch.env.HF_TOKEN: warning: the value is readable in the file; write ${VAR}"],
+    ),
     "over http to this machine": (
         "engines:\n  - {name: a, url: 'http://127.0.0.1:8000', api_key: '${KEY}'}\n"
         "  - {name: b, url: 'http://[::1]:8000', api_key: '${KEY}'}\n"

@@ -19,7 +19,7 @@ ADDRESS = "an address is written host:port (port 0 to 65535), [v6]:port or unix:
 ENGINE = (
     "name, url, kind, models, api_key, tls, max_connections, max_idle, health_interval, health_timeout, "
     "unhealthy_after, max_num_seqs, concurrency, max_num_batched_tokens, kv_tokens, prefill_tokens_per_s, decode_step, "
-    "role, bootstrap_host, bootstrap_port"
+    "role, bootstrap_host, bootstrap_port, launch"
 )
 DATABASE = "postgresql://user:password@host/name or sqlite:////path/forebay.db"
 ENV = {"PORT": "8000", "WORD": "hidden-in-the-environment", "EMPTY": "", "YAML": "x\nadmin: 0.0.0.0:1 # {a: [b"}
@@ -88,9 +88,11 @@ BAD = [
     Bad("missing", "engines:\n  - kind: vllm\n",
         [f"2: engines[0].name: missing (allowed {NAME})",
          "2: engines[0].url: missing "
-         "(allowed http:// or https:// and a host, without `/v1`; a path is kept as a prefix)"]),
+         "(allowed http:// or https:// and a host, without `/v1`; a path is kept as a prefix. Required, except with "
+         "launch)"]),
     Bad("choices", "engines:\n  - name: a\n    url: http://h\n    kind: VLM\nlogging:\n  level: loud\n",
-        ["4: engines[0].kind: not one of the choices; did you mean vllm? (found 'VLM'; allowed vllm, openai)",
+        ["4: engines[0].kind: not one of the choices; did you mean vllm? (found 'VLM'; allowed vllm, sglang, "
+         "tgi, trtllm, llamacpp, ollama, openai, anthropic, auto)",
          "6: logging.level: not one of the choices (found 'loud'; allowed debug, info, warning, error)"]),
     Bad("ranges", "limits:\n  pipelined: 0\n  body_bytes: 99999999999\ntimeouts:\n  idle: 0\n  drain: .inf\n"
         "  body: .nan\nretries:\n  budget: 1.5\n  attempts: 2.5\n",

@@ -164,7 +164,7 @@ def test_the_editor_s_schema_accepts_the_example(tmp_path: Path, certificates: P
         ({"engines": [{"name": "${N}", "url": "${U}", "kind": "${K}"}]}, []),
         ({"admin": "8081"}, [".admin: no alternative"]),
         ({"listeners": [{"address": "unix:/a", "tls": {"cert": "a", "key": "b", "min_version": 1.3}}]}, []),
-        ({"engines": [{"name": "a"}], "engine": []}, [".engines[0]: needs url", ".engine: unknown"]),
+        ({"engines": [{"url": "a"}], "engine": []}, [".engines[0]: needs name", ".engine: unknown"]),
         ({"limits": {"pipelined": "8"}, "retries": {"budget": 2}}, [".limits.pipelined: no alternative",
                                                                    ".retries.budget: no alternative"]),
         ({"callers": {"keys": [{"name": "a", "key": "b", "class": "best"}]}},

@@ -8,9 +8,11 @@ from typing import Any
 
 from forebay.api.openai import ChatBody
 from forebay.config.admission import Admission as Section
+from forebay.config.engine import Engine
 from forebay.config.models import Class
+from forebay.engines.base import EngineReport
 from forebay.errors import Outcome
-from forebay.gateway.admitting import Admitting, rules_of
+from forebay.gateway.admitting import Admitting, _facts, rules_of
 from forebay.gateway.prompts import NOTHING
 from forebay.policy.admission import Admission
 from forebay.policy.engine_books import Facts
@@ -60,3 +62,14 @@ def test_one_that_leaves_between_its_eviction_and_the_word_of_it_is_forgotten() 
         return admitting
 
     assert asyncio.run(scenario())._waiting == {}
+
+
+def test_no_more_sequences_than_the_engine_says_it_runs() -> None:
+    def most(concurrency: int | None, told: int | None) -> tuple[int, int | None]:
+        config = Engine.model_validate({"name": "e", "url": "http://e", "max_num_seqs": 64, "concurrency": concurrency})
+        facts = _facts(SimpleNamespace(config=config, report=EngineReport(max_num_seqs=told)))  # type: ignore[arg-type]
+        return facts.max_num_seqs, facts.concurrency
+
+    assert most(None, None) == (64, None)
+    assert most(32, 4) == (4, 4)
+    assert most(32, 512) == (64, 32)

@@ -39,6 +39,8 @@ class EngineView:
     in_flight: int = 0
     models: tuple[str, ...] = ()
     why: str = ""
+    kind: str = ""
+    version: str = ""
 
     def add(self, state: EngineState) -> None:
         self.seen += 1
@@ -46,6 +48,8 @@ class EngineView:
         self.in_flight += state.in_flight
         self.models = self.models or state.models
         self.why = self.why or state.why
+        self.kind = state.kind or self.kind
+        self.version = state.version or self.version
 
     def as_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -56,6 +60,10 @@ class EngineView:
             "models": list(self.models),
             "in_flight": self.in_flight,
         }
+        if self.kind:
+            found["kind"] = self.kind
+        if self.version:
+            found["version"] = self.version
         if self.why and self.healthy < self.seen:
             found["why"] = self.why
         return found

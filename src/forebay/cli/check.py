@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.launch_config import launch_problems
 from forebay.cli.main import EX_CONFIG
 from forebay.config.load import advise, read
 from forebay.config.problems import ConfigError, Problem, Severity
@@ -32,7 +33,7 @@ def command(
     """
     try:
         source = read(file, os.environ)
-        problems = advise(source.config, source)
+        problems = sorted([*advise(source.config, source), *launch_problems(source)], key=lambda problem: problem.line)
     except ConfigError as e:
         problems = e.problems
     wrong = any(problem.severity is Severity.ERROR for problem in problems)

@@ -40,6 +40,8 @@ class Plan:
     start: Callable[[], Start] | None = None
     env: dict[str, str] = field(default_factory=dict)
     vital: bool = False
+    leave: float = 3.0
+    """Seconds from SIGTERM until it is killed; of a worker, from the end of its drain."""
 
 
 class Child:
@@ -79,7 +81,7 @@ class Child:
             if self.unready >= GIVE_UP and (self.plan.vital or not self._ever_ready):
                 self.hopeless.set()
                 return
-            log.error("%s ended (%s); it is started again in %.1f s", self.plan.name, _how(code), delay)
+            log.error("%s ended (%s); it is started again in %.1f s", self.plan.name, how_it_ended(code), delay)
             await asyncio.sleep(delay)
             delay = min(MAX_DELAY, delay * 2)
 
@@ -169,7 +171,7 @@ def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-code).name}"

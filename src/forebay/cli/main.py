@@ -34,6 +34,11 @@ COMMANDS = MappingProxyType(
         "check": Command("forebay.cli.check", "command", "Check a configuration file and name every problem in it."),
         "schema": Command("forebay.cli.schema", "command", "Print the JSON Schema of the configuration, for editors."),
         "key": Command("forebay.cli.key", "app", "Create, list and revoke API keys."),
+        "launch": Command(
+            "forebay.cli.launch",
+            "command",
+            "Start the engines that the configuration describes, and keep them running.",
+        ),
         "engine": Command("forebay.cli.engine", "command", "Run an emulated vLLM server, for machines without a GPU."),
         "calibrate": Command(
             "forebay.cli.calibrate", "command", "Time a live engine's steps and write a profile for the simulator."

@@ -418,6 +418,8 @@ A command line that cannot be understood is {USAGE} for every command. `forebay 
 interrupted, after a report of what was done. `forebay calibrate`: {EX_OK}; {USAGE} where there is no profile.
 `forebay replay`: {EX_OK}; 1 where a decision differs or the file was changed; {USAGE} where it cannot be read or
 simulated; {EX_CONFIG} for `--rules` that cannot be used.
+`forebay launch`: {EX_OK} after a signal; {EX_FAILED} where an engine was given up; {USAGE} for an engine that is not there; {EX_UNAVAILABLE} where
+something is in the way of one, {EX_OSERR} where only a port is; {EX_CONFIG} as above, and for what an engine does not support.
 `forebay engine`: see [engine.md](engine.md).
 
 ## Signals

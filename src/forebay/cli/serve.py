@@ -36,11 +36,11 @@ class NoEngine(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """An engine that the supervisor starts: its process, its entry in the configuration, and the descriptors to keep
-    open while it lives."""
+    """What the supervisor starts beside the gateway: its process, the entry it adds to the configuration (None where
+    the file has it), and the descriptors to keep open while it lives."""
 
     plan: Plan
-    entry: Engine
+    entry: Engine | None
     keep: tuple[int, ...]
 
 
@@ -56,6 +56,9 @@ def command(
     engine: Annotated[
         BuiltIn | None, typer.Option(help="Start an engine of our own: emulated, or local (SmolLM2 on this CPU).")
     ] = None,
+    launch: Annotated[
+        bool, typer.Option("--launch", help="Start the engines with a launch section too: `forebay launch` as a child.")
+    ] = False,
     listen: Annotated[str | None, typer.Option(help="Address of the API; overrides the file's listeners.")] = None,
     admin: Annotated[str | None, typer.Option(help="Address of health and metrics; overrides the file's.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Where state is kept; overrides the file's.")] = None,
@@ -71,6 +74,9 @@ def command(
     _have_standard_descriptors()
     logging.basicConfig(level=logging.INFO, format="forebay: %(message)s", stream=sys.stderr)
 
+    if launch and (config is None or engine is not None):
+        print("forebay serve: --launch takes --config, and no --engine beside it", file=sys.stderr)
+        sys.exit(2)
     built_in = engine or (BuiltIn.EMULATED if config is None else None)
 
     def read() -> Config:
@@ -91,7 +97,7 @@ def command(
     _raise_descriptor_limit()
     writer = logs.start(settings.logging, "supervisor")
     try:
-        code = asyncio.run(_run(settings, read if config is not None else None, built_in, config))
+        code = asyncio.run(_run(settings, read if config is not None else None, built_in, config, launch))
     except CannotStart as e:
         print(f"forebay serve: {e}", file=sys.stderr)
         code = e.code
@@ -101,13 +107,17 @@ def command(
 
 
 async def _run(
-    settings: Config, reread: Callable[[], Config] | None, built_in: BuiltIn | None, file: Path | None
+    settings: Config, reread: Callable[[], Config] | None, built_in: BuiltIn | None, file: Path | None, launch: bool
 ) -> int:
     lock = prepare_state_dir(settings.state_dir)
-    companion = _companion(built_in) if built_in is not None else None
+    companion: Companion | None = None
+    if launch and file is not None:
+        companion = _launcher(settings, file)
+    elif built_in is not None:
+        companion = _companion(built_in)
 
     def with_engine(config: Config) -> Config:
-        added = (companion.entry,) if companion is not None else ()
+        added = (companion.entry,) if companion is not None and companion.entry is not None else ()
         return config.model_copy(update={"engines": (*config.engines, *added)})
 
     supervisor = Supervisor(
@@ -190,12 +200,37 @@ def _companion(built_in: BuiltIn) -> Companion:
     entry = Engine(
         name="local",
         url=f"http://127.0.0.1:{port}",
-        kind=EngineKind.OPENAI,
+        kind=EngineKind.LLAMACPP,
         models=(LOCAL_MODEL,),
         health_interval=5.0,
         unhealthy_after=3,
     )
     return Companion(Plan("engine", lambda: arguments, (theirs,)), entry, (theirs, ours))
+
+
+def _launcher(settings: Config, file: Path) -> Companion:
+    """`forebay launch` as a child. What can be known to be in its way is said before anything serves."""
+    from forebay.cli.launch import check_way
+    from forebay.cli.launch_config import chosen, launch_problems, launchables
+    from forebay.cli.launched import LEAVE
+    from forebay.config.load import read
+
+    if problems := list(launch_problems(read(file, os.environ))):
+        raise CannotStart(78, "\n".join(map(str, problems)))
+    try:
+        found, wrong = launchables(chosen(settings, []))
+    except ValueError as e:
+        raise CannotStart(78, str(e)) from None
+    if wrong:
+        raise CannotStart(EX_UNAVAILABLE, "\n  ".join(wrong))
+    if not any(one.program.here for one in found):
+        raise CannotStart(78, "--launch: none of the engines with a launch section is of a kind that is started here")
+    check_way(found)
+    theirs, ours = os.pipe()
+    arguments = python("forebay", "launch", "--config", str(file.absolute()), "--parent-fd", str(theirs))
+    arguments += ["--state-dir", str(settings.state_dir)]
+    leave = max((one.launch.stop_timeout for one in found), default=0.0) + LEAVE
+    return Companion(Plan("launch", lambda: arguments, (theirs,), leave=leave), None, (theirs, ours))
 
 
 def _say_ready(supervisor: Supervisor, config: Config, built_in: BuiltIn | None, file: Path | None) -> None:

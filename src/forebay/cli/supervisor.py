@@ -83,6 +83,12 @@ def prepare_state_dir(path: Path) -> int:
         raise CannotStart(
             EX_OSERR, f"state_dir {path} is too long by {longest - MAX_SOCKET_PATH} bytes for the sockets in it"
         )
+    make_state_dir(path)
+    return lock_file(path, "lock", f"another Forebay runs with state_dir {path}; give this one another by --state-dir")
+
+
+def make_state_dir(path: Path) -> None:
+    """Raises CannotStart where it is not, or cannot be, this user's alone."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         found = path.stat()
@@ -90,16 +96,22 @@ def prepare_state_dir(path: Path) -> int:
             raise CannotStart(EX_OSERR, f"state_dir {path} must be a folder of this user's alone")
         path.chmod(0o700)
         run_dir(path).mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(run_dir(path) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as e:
         raise CannotStart(EX_OSERR, f"state_dir {path} cannot be used: {e.strerror or e}") from None
+
+
+def lock_file(state_dir: Path, name: str, taken: str) -> int:
+    """The descriptor of a lock in the state directory that only one process holds. Raises CannotStart, saying `taken`
+    where another has it."""
+    try:
+        lock = os.open(run_dir(state_dir) / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise CannotStart(EX_OSERR, f"state_dir {state_dir} cannot be used: {e.strerror or e}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise CannotStart(
-            EX_UNAVAILABLE, f"another Forebay runs with state_dir {path}; give this one another by --state-dir"
-        ) from None
+        raise CannotStart(EX_UNAVAILABLE, taken) from None
     return lock
 
 
@@ -262,7 +274,7 @@ class Supervisor:
         others = [c for c in self.children if c not in self.workers]
         for child in others:
             child.signal(signal.SIGTERM)
-        await self._unless_killed(*(c.wait(KILL_AFTER) for c in others))
+        await self._unless_killed(*(c.wait(c.plan.leave) for c in others))
         for child in self.children:
             if not await child.wait(0.0):
                 log.error("%s did not leave and is killed", child.plan.name)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from forebay.config.document import Node, Path, Trouble
 from forebay.config.engine import Engine, Role
 from forebay.config.fit import idle_settings
+from forebay.config.launch import SECRET_VARIABLE, Launch
 from forebay.config.models import Config
 
 
@@ -43,6 +44,8 @@ def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
                 yield Trouble(0, (*at, "api_key"), "the key is readable in the file; write ${VAR}")
         if engine.role is Role.PREFILL and engine.models and not _decodes(config, engine):
             yield Trouble(0, (*at, "role"), "no engine decodes what it prefills: it is used as one of role both")
+        if engine.launch is not None:
+            yield from _launch(engine.launch, engine.api_key is not None, tree, (*at, "launch"))
         if url.scheme == "https" and not engine.tls.verify:
             yield Trouble(0, (*at, "tls", "verify"), "any certificate is accepted, an impostor's too")
         if url.scheme == "http" and engine.tls.model_fields_set:
@@ -57,6 +60,14 @@ def _decodes(config: Config, prefill: Engine) -> bool:
     """Whether another engine might decode one of its models; one that is not asked yet might."""
     models = set(prefill.models)
     return any(e.role is not Role.PREFILL and (not e.models or models & set(e.models)) for e in config.engines)
+
+
+def _launch(launch: Launch, key: bool, tree: Node | None, at: Path) -> Iterator[Trouble]:
+    if not key and not _loopback(launch.host):
+        yield Trouble(0, (*at, "host"), "the engine is open to the network, without a key; set api_key", launch.host)
+    for name in launch.env:
+        if SECRET_VARIABLE.search(name) and _in_the_open(tree, (*at, "env", name)):
+            yield Trouble(0, (*at, "env", name), "the value is readable in the file; write ${VAR}")
 
 
 def _models(config: Config) -> Iterator[Trouble]:

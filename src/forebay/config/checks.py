@@ -6,6 +6,7 @@ and each has its line.
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from collections.abc import Iterator
 from pathlib import Path as FilePath
@@ -93,7 +94,7 @@ def _listening(tree: Node) -> list[tuple[Address, Path, int]]:
 
 
 def _addresses(tree: Node) -> Iterator[Trouble]:
-    places = _listening(tree)
+    places = [*_listening(tree), *_launched(tree)]
     for index, (address, path, line) in enumerate(places):
         for other, other_path, other_line in places[:index]:
             if _same(address, other):
@@ -101,6 +102,17 @@ def _addresses(tree: Node) -> Iterator[Trouble]:
                 message = f"the address is taken: {dotted(other_path)} {where} is {other}"
                 yield Trouble(line, path, message, f"'{address}'")
                 break
+
+
+def _launched(tree: Node) -> Iterator[tuple[Address, Path, int]]:
+    """Where engines will listen that are started here."""
+    engines = tree.child("engines")
+    for engine in engines.children() if engines else ():
+        port, host = engine.child("launch", "port"), engine.child("launch", "host")
+        with contextlib.suppress(ValueError, TypeError):  # what is no address is told by the model
+            if port is not None and not isinstance(port.value, dict | list | bool):
+                where = Address(host=str(host.value) if host is not None else "127.0.0.1", port=int(port.value or 0))
+                yield where, port.path, port.line
 
 
 def _same(a: Address, b: Address) -> bool:

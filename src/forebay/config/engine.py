@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from forebay.config.launch import Launch, filled_in
 from forebay.config.section import Name, Seconds, Secret, Section, clash
 
 __all__ = ["ClientTLS", "Engine", "EngineKind", "Role"]
@@ -29,7 +31,14 @@ VISIBLE = re.compile(r"[!-~]+")
 
 class EngineKind(StrEnum):
     VLLM = "vllm"
+    SGLANG = "sglang"
+    TGI = "tgi"
+    TRTLLM = "trtllm"
+    LLAMACPP = "llamacpp"
+    OLLAMA = "ollama"
     OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    AUTO = "auto"
 
 
 class Role(StrEnum):
@@ -46,14 +55,15 @@ _HAND_OVER = frozenset({"vllm", "sglang", "auto"})
 class Engine(Section):
     name: Name
     """Its label in metrics, logs and headers."""
-    url: str
-    """http:// or https:// and a host, without `/v1`; a path is kept as a prefix."""
-    kind: EngineKind = EngineKind.VLLM
-    """What it is: its metrics, health check and refusals are read accordingly."""
+    url: str = ""
+    """http:// or https:// and a host, without `/v1`; a path is kept as a prefix. Required, except with launch."""
+    kind: EngineKind = EngineKind.AUTO
+    """What it is: its metrics, health check and refusals are read accordingly (docs/engines.md). `auto`: found out by
+    asking it, again after it was away."""
     models: tuple[Name, ...] = ()
     """Models it serves, by the engine's own names; empty: asked of the engine at /v1/models."""
     api_key: Secret | None = Field(default=None, repr=False)
-    """Sent upstream as a bearer token; write ${VAR}."""
+    """Sent upstream as a bearer token, to `anthropic` as x-api-key; write ${VAR}."""
     tls: ClientTLS = ClientTLS()
     """How an https:// url is verified."""
     max_connections: Annotated[int, Field(ge=1, le=65_535)] = 8_192
@@ -67,7 +77,8 @@ class Engine(Section):
     unhealthy_after: Annotated[int, Field(ge=1, le=100)] = 2
     """Consecutive failed checks before it is taken out."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """Sequences it runs at once (vLLM: --max-num-seqs); admission sends no more."""
+    """Sequences it runs at once (vLLM: --max-num-seqs); admission sends no more, nor more than the engine says of
+    itself (SGLang, TensorRT-LLM, llama.cpp)."""
     concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Sequences it is to run at once while the queue is short: a soft cap that admission.scale moves, up to
     max_num_seqs. None: no such cap."""
@@ -82,14 +93,23 @@ class Engine(Section):
     role: Role = Role.BOTH
     """prefill: computes prompts that other engines of its models decode, and is sent whole requests only where none of
     those is left. decode, both: is sent all others; a decode engine of SGLang only where a prefill engine is there."""
-    bootstrap_host: Annotated[str, StringConstraints(pattern=r"^[!-~]{1,255}$")] | None = None
+    bootstrap_host: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """SGLang, role prefill: the host at which decode engines find it; None: the url's."""
     bootstrap_port: Annotated[int, Field(ge=1, le=65_535)] = 8_998
     """The port there (SGLang: --disaggregation-bootstrap-port, whose default this is)."""
+    launch: Launch | None = None
+    """How `forebay launch` starts it on this machine; its url follows from it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_launched(cls, value: Any) -> Any:
+        return filled_in(value) if isinstance(value, dict) and value.get("launch") is not None else value
 
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
+        if not value:
+            raise PydanticCustomError("missing", "missing")
         try:
             u = urlsplit(value)
         except ValueError:
@@ -115,6 +135,30 @@ class Engine(Section):
         if self.concurrency is not None and self.concurrency > self.max_num_seqs:
             raise clash(f"concurrency must not be more than max_num_seqs ({self.max_num_seqs:,})")
         return self
+
+    @model_validator(mode="after")
+    def _as_started(self) -> Engine:
+        """The gateway and the engine that it starts are told the same."""
+        launch = self.launch
+        if launch is None:
+            return self
+        url = urlsplit(self.url)
+        if (url.scheme, url.port, url.path) != ("http", launch.port, ""):
+            raise clash(f"launch starts the engine on {launch.url}, and url says {self.url}: leave url out")
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            asked, told = getattr(launch, name), getattr(self, name)
+            if asked is not None and asked != told:
+                raise clash(f"launch.{name} is {asked:,}, and {name} says {told:,}: leave {name} out")
+        if launch.served_model_name is not None and launch.served_model_name not in self.models:
+            raise clash(f"models does not list launch.served_model_name ({launch.served_model_name}): leave models out")
+        return self
+
+    @field_validator("bootstrap_host")
+    @classmethod
+    def _a_host(cls, value: str | None) -> str | None:
+        if value is not None and not VISIBLE.fullmatch(value):
+            raise ValueError("a bootstrap_host is a host's name or address, without spaces")
+        return value
 
     @field_validator("api_key")
     @classmethod

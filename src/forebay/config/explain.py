@@ -12,7 +12,7 @@ from forebay.errors import shown
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-SECRETS = frozenset({"key", "api_key", "key_password", "database"})
+SECRETS = frozenset({"key", "api_key", "key_password", "database", "env"})
 
 
 def explain(error: ErrorDetails, tree: Node) -> Trouble:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from forebay.config.engine import Engine
     from forebay.config.models import Config
 
+_SILENT = ("openai", "ollama", "llamacpp")
+"""Kinds whose pages never say how much their KV cache holds."""
 BLOCK = 16
 """Tokens of a KV block where an engine does not say."""
 
@@ -70,7 +72,7 @@ def idle_settings(config: Config) -> Iterator[tuple[tuple[str | int, ...], str, 
         for name in sorted(soft):
             yield ("admission", "scale", name), "not used: no engine has a soft cap (engines[].concurrency)", ""
     for i, engine in enumerate(config.engines):
-        if engine.kind == "openai" and engine.kv_tokens is None and engine.api_key is None:  # no vendor's
+        if engine.kind in _SILENT and engine.kv_tokens is None and engine.api_key is None:  # no vendor's
             message = "has no metrics that would tell its KV cache: without kv_tokens it is taken for endless"
             yield ("engines", i, "kind"), message, ""
         if engine.max_num_batched_tokens < engine.max_num_seqs:

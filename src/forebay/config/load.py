@@ -46,9 +46,9 @@ def loads(text: str, name: str, env: Mapping[str, str], *, base: Path | None = N
     return _read(text, name, env, base).config
 
 
-def read(path: Path, env: Mapping[str, str]) -> Source:
-    """As `load`, keeping the lines for `advise`."""
-    return _read_file(path, env)
+def read(path: Path, env: Mapping[str, str], *sections: str) -> Source:
+    """As `load`, or as `load_only` where sections are named, keeping the lines for `advise`."""
+    return _read_file(path, env, sections)
 
 
 def _read_file(path: Path, env: Mapping[str, str], sections: tuple[str, ...] = ()) -> Source:
@@ -122,14 +122,30 @@ def _anchor_paths(tree: Node, base: Path | None) -> None:
             anchor(listener.child("tls", field))
     for engine in _items(tree, "engines"):
         anchor(engine.child("tls", "ca"))
+        if (launch := engine.child("launch")) is not None:
+            _anchor_launch(launch, base)
     for model in _items(tree, "models"):
         anchor(model.child("tokenizer"))
+
+
+def _anchor_launch(launch: Node, base: Path | None) -> None:
+    """Absolute, since the engine may run in another folder. A program without a slash is looked for on PATH, a model
+    like a/b is a name of Hugging Face's."""
+    starts = ("/", "./", "../", "~")
+    for node, is_path in (
+        (launch.child("directory"), lambda text: True),
+        (launch.child("python"), lambda text: "/" in text),
+        (launch.child("command", 0), lambda text: "/" in text),
+        (launch.child("model"), lambda text: text.startswith(starts) or text.endswith(".gguf")),
+    ):
+        if node is not None and isinstance(node.value, str) and node.value and is_path(node.value):
+            node.value = str(Path(_anchored(node.value, base)).absolute())
 
 
 def _anchored(text: str, base: Path | None) -> str:
     try:
         path = Path(text).expanduser()
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # no such user, or no text that a path can have
         path = Path(text)
     return str(base / path) if base else str(path)
 

@@ -84,7 +84,7 @@ def _wait_ready(port: int) -> None:
     _call(port, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
 
 
-def _wait_for_the_end(parent_fd: int | None) -> None:
+def wait_for_the_end(parent_fd: int | None) -> None:
     """Until SIGTERM, SIGINT, or end of file on `parent_fd`. A child leaves SIGINT to its parent: a terminal's Ctrl-C
     goes to both, and the parent may still drain through this engine."""
     ours, theirs = socket.socketpair()
@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"llama.cpp could not serve {options.model}: {e}", file=sys.stderr, flush=True)  # noqa: T201
         os._exit(EX_UNAVAILABLE)
     print(f"forebay local engine: {NAME} on http://{HOST}:{options.port}", flush=True)  # noqa: T201
-    _wait_for_the_end(options.parent_fd)
+    wait_for_the_end(options.parent_fd)
     del server
     # llama.cpp joins its threads only when each slot is idle: a process that is told to leave leaves.
     os._exit(0)

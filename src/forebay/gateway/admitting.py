@@ -300,6 +300,7 @@ class Admitting:
 
 def facts_of(handle: Handle) -> Facts:
     config, report = handle.config, handle.report
+    most = min(config.max_num_seqs, report.max_num_seqs or config.max_num_seqs)
     token = 1 / config.prefill_tokens_per_s
     prior = PrefillPrior(
         base_s=config.decode_step,
@@ -312,8 +313,8 @@ def facts_of(handle: Handle) -> Facts:
     return Facts(
         kv_tokens=config.kv_tokens or report.kv_capacity_tokens,
         block_size=report.block_size or 16,
-        max_num_seqs=config.max_num_seqs,
-        concurrency=config.concurrency,
+        max_num_seqs=most,
+        concurrency=None if config.concurrency is None else min(config.concurrency, most),
         prefill=prior,
     )
 

@@ -98,7 +98,16 @@ class Control:
                 *self._wire(),
             ),
             engines=tuple(
-                EngineState(h.name, h.config.url, h.healthy, h.models, h.in_flight, h.why)
+                EngineState(
+                    h.name,
+                    h.config.url,
+                    h.healthy,
+                    h.models,
+                    h.in_flight,
+                    h.why,
+                    h.adapter.kind,
+                    h.report.version or "",
+                )
                 for h in gateway.fleet.handles.values()
             ),
         )

@@ -390,7 +390,7 @@ class Exchange(ABC):
     def _engine_refused(self, status: int, body: bytes) -> None:
         """An error status with a body that is whole."""
         handle = self._handle
-        meaning = handle.adapter.refused(status) if handle is not None else None
+        meaning = handle.adapter.refused(status, body) if handle is not None else None
         if meaning is Outcome.OVERLOADED:
             self._count_failure("overloaded")
             seconds = _retry_after(self._headers)

@@ -13,11 +13,13 @@ MAX_BODY = 8 << 20
 
 
 class FetchFailed(Exception):
-    """No 200 came back; says why. `ours`: for a want of ours, not of the engine's."""
+    """No 200 came back; says why. `ours`: for a want of ours, not of the engine's. `status`: what came instead."""
 
-    def __init__(self, why: str, *, ours: bool = False) -> None:
+    def __init__(self, why: str, *, ours: bool = False, status: int | None = None, too_large: bool = False) -> None:
         super().__init__(why)
         self.ours = ours
+        self.status = status
+        self.too_large = too_large
 
 
 class Target(Protocol):
@@ -30,8 +32,9 @@ class _Collect(WholeInParts):
     call: Call | None = None
     heard_at = 0.0
 
-    def __init__(self, done: asyncio.Future[bytes]) -> None:
+    def __init__(self, done: asyncio.Future[bytes], limit: int) -> None:
         self._done = done
+        self._limit = limit
         self._parts: list[bytes] = []
         self._size = 0
         self._status = 0
@@ -41,8 +44,9 @@ class _Collect(WholeInParts):
 
     def on_body(self, data: bytes) -> None:
         self._size += len(data)
-        if self._size > MAX_BODY:
-            self.on_fail(Failure.GARBAGE, f"it answered more than {MAX_BODY:,} bytes")
+        if self._size > self._limit:
+            if not self._done.done():
+                self._done.set_exception(FetchFailed(f"it answered more than {self._limit:,} bytes", too_large=True))
         else:
             self._parts.append(data)
 
@@ -52,17 +56,17 @@ class _Collect(WholeInParts):
         if self._status == 200:
             self._done.set_result(b"".join(self._parts))
         else:
-            self._done.set_exception(FetchFailed(f"it answered {self._status}"))
+            self._done.set_exception(FetchFailed(f"it answered {self._status}", status=self._status))
 
     def on_fail(self, failure: Failure, detail: str) -> None:
         if not self._done.done():
             self._done.set_exception(FetchFailed(detail or failure.value, ours=failure is Failure.FULL))
 
 
-async def fetch(target: Target, path: bytes, seconds: float) -> bytes:
-    """The body of a 200. Raises FetchFailed."""
+async def fetch(target: Target, path: bytes, seconds: float, *, limit: int = MAX_BODY) -> bytes:
+    """The body of a 200, of at most `limit` bytes. Raises FetchFailed."""
     done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    sink = _Collect(done)
+    sink = _Collect(done, limit)
     target.pool.request(target.head(b"GET", path) + b"\r\n", b"", sink)
     try:
         async with asyncio.timeout(seconds):

@@ -20,9 +20,9 @@ import msgspec
 from forebay import errors
 from forebay.config.engine import Engine
 from forebay.config.models import Config, Model, Timeouts
-from forebay.engines.base import EngineReport
 from forebay.gateway.fetch import FetchFailed, fetch
 from forebay.gateway.handles import EAGER, EAGER_SECONDS, Entry, Handle
+from forebay.gateway.looking import identify, look_at, pause
 from forebay.wire.pool import Origin, Pool
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
@@ -176,9 +176,11 @@ class Fleet:
 
     async def _check(self, handle: Handle, checks: int) -> None:
         """One look at an engine; the catalogue follows what it shows."""
-        adapter, seconds = handle.adapter, handle.config.health_timeout
         known = handle.discovered
         try:
+            await identify(handle)
+            adapter = handle.adapter
+            seconds = max(handle.config.health_timeout, adapter.patience)
             await fetch(handle, adapter.health_path, seconds)
             if not handle.config.models and (known is None or checks % MODELS_EVERY == 0):
                 handle.discovered = _model_ids(await fetch(handle, adapter.models_path, seconds))
@@ -189,8 +191,8 @@ class Fleet:
                 log.warning("engine %s is out: %s", handle.name, e)
                 self.rebuild()
             return
-        if adapter.metrics_path is not None and (self.watcher is None or not handle.healthy):
-            await self._look(handle)
+        if self.watcher is None or not handle.healthy:
+            await look_at(handle, self._clock())
         recovered = handle.succeeded()
         if recovered:
             log.info("engine %s is healthy, serving %s", handle.name, ", ".join(handle.models) or "no model")
@@ -202,21 +204,10 @@ class Fleet:
         looks then at what it knows itself."""
         rng = random.Random(handle.name)  # noqa: S311 - spreads looks, guards nothing
         while True:
-            await asyncio.sleep(self.report_interval * rng.uniform(0.9, 1.1))
+            await asyncio.sleep(pause(handle, self.report_interval, rng))
             if handle.healthy:
-                await self._look(handle)
+                await look_at(handle, self._clock())
                 watcher.reported(handle)
-
-    async def _look(self, handle: Handle) -> None:
-        path = handle.adapter.metrics_path
-        if path is None:
-            return
-        try:
-            page = await fetch(handle, path, handle.config.health_timeout)
-        except FetchFailed:
-            handle.report = EngineReport()
-        else:
-            handle.report = handle.adapter.report(page.decode("utf-8", "replace"))
 
     def close(self) -> None:
         for handle in self.handles.values():

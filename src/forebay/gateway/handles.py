@@ -7,10 +7,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from forebay.config.engine import Engine
+from forebay.config.engine import Engine, EngineKind
 from forebay.config.models import Model
 from forebay.engines.base import EngineReport
 from forebay.engines.registry import adapter
+from forebay.gateway.looking import Look
 from forebay.gateway.roles import roles_of
 from forebay.wire.pool import Pool
 
@@ -30,6 +31,7 @@ class Handle:
         "expected_until",
         "healthy",
         "in_flight",
+        "look",
         "looked_at",
         "name",
         "pool",
@@ -46,6 +48,7 @@ class Handle:
         self.expected_until = now + EAGER_SECONDS
         self.config = config
         self.adapter = adapter(config.kind)
+        self.look = Look()
         self.pool = pool
         self.healthy = False
         self.why = "not checked yet"
@@ -80,9 +83,19 @@ class Handle:
                 url.netloc.encode(),
             )
             if self.config.api_key is not None:
-                found += b"authorization: Bearer " + self.config.api_key.encode() + b"\r\n"
+                found += self.adapter.credentials(self.config.api_key)
             self._heads[path] = found
         return found
+
+    def become(self, kind: EngineKind) -> None:
+        """It was found to be another kind of engine: what was known of it does not hold."""
+        self.adapter = adapter(kind)
+        if self.look.kind is not None:
+            self.discovered = None
+        self.look.kind = kind
+        self.look.forget()
+        self.report = EngineReport()
+        self._heads.clear()
 
     def succeeded(self) -> bool:
         """A check went well. True where that changes its health."""
@@ -94,6 +107,7 @@ class Handle:
         """A check or a connection went wrong. True where that changes its health."""
         self._failures += 1
         self.why = why
+        self.look.unsure = True
         if self.healthy and self._failures >= self.config.unhealthy_after:
             self.healthy = False
             return True
@@ -105,6 +119,7 @@ class Handle:
         if (ours.url, ours.kind, ours.tls, ours.api_key) == (theirs.url, theirs.kind, theirs.tls, theirs.api_key):
             self.healthy, self.why = before.healthy, before.why
             self.discovered, self.report = before.discovered, before.report
+            self.adapter, self.look = before.adapter, before.look
 
     def __repr__(self) -> str:
         return f"<Engine {self.name} {'healthy' if self.healthy else self.why} {self.in_flight} in flight>"

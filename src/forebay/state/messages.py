@@ -80,6 +80,9 @@ class EngineState(msgspec.Struct, frozen=True):
     in_flight: int
     why: str = ""
     """What the last failed check said."""
+    kind: str = ""
+    """What it is taken for."""
+    version: str = ""
 
 
 class Snapshot(msgspec.Struct, tag="snapshot", frozen=True):
