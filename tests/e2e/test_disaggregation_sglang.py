@@ -14,8 +14,6 @@ from e2e.engine import ANSWER, DONE, ROLE, RawEngine, Script, Talk, chunk, delta
 from e2e.gateway import Gateway
 from waiting import eventually, read_until
 
-pytest.importorskip("forebay.engines.sglang")
-
 WORD = event(delta({"content": "Hi"}))
 LAST = event(delta({}, "stop"))
 MODELS = 12
