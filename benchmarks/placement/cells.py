@@ -31,8 +31,8 @@ class Spec:
 class Elastic(Policy, Protocol):
     """What a policy must offer where engines come and go."""
 
-    def leave(self, engine: int) -> None: ...
-    def join(self, engine: int) -> None: ...
+    def leave(self, engine: int, now: float) -> None: ...
+    def join(self, engine: int, now: float) -> None: ...
 
 
 class Changing:
@@ -50,7 +50,7 @@ class Changing:
     def on_arrival(self, ask: Ask, row: int, now: float) -> int:
         while self._changes and self._changes[0].at <= now:
             change = self._changes.pop(0)
-            (self._policy.join if change.joins else self._policy.leave)(change.engine)
+            (self._policy.join if change.joins else self._policy.leave)(change.engine, now)
         return self._policy.on_arrival(ask, row, now)
 
     def on_report(self, engine: int, model: Engine, jobs: Mapping[int, Job], now: float) -> None:

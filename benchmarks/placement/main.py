@@ -13,16 +13,21 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common import BenchError, env_flag, env_int, verdict, write_results
+from benchmarks.common import RESULTS, BenchError, env_flag, env_int, verdict, write_results
 from benchmarks.placement.cells import Spec, reference, simulate
+from benchmarks.placement.micro import measure
+from benchmarks.placement.picture import drawn, page
 from benchmarks.placement.policies import BUILDERS
-from benchmarks.placement.report import BARS, shortfalls, table
-from benchmarks.placement.scenarios import SCENARIOS
+from benchmarks.placement.report import BARS, micro_shortfalls, micro_table, shortfalls, table
+from benchmarks.placement.scenarios import SCENARIOS, offer
+
+MICRO = "micro"
 
 
 def main(given: Sequence[str]) -> int:
     asked = _arguments(given)
-    names, policies, quick = asked.only, asked.policies, asked.quick
+    policies, quick = asked.policies, asked.quick
+    names = [name for name in asked.only if name != MICRO]
     began = time.monotonic()
     specs = [Spec(name, policy, quick) for name in names for policy in policies]
     references: dict[str, dict[str, Any]] = {}
@@ -36,6 +41,14 @@ def main(given: Sequence[str]) -> int:
             if spec.policy == policies[-1]:
                 say.print(table(cells, references[spec.scenario], spec.scenario, policies))
     fell = list(shortfalls(cells, references, names, policies))
+    micro = None
+    if MICRO in asked.only:
+        micro = measure(offer(SCENARIOS["mooncake8"], True).ready, quick=quick)
+        say.print(micro_table(micro))
+        fell += micro_shortfalls(micro)
+    if names:
+        page(cells, references, names, policies, RESULTS / "placement.html")
+        (RESULTS / "placement.svg").write_text(drawn(cells, references, names, policies), encoding="utf-8")
     figures = {
         "bars": BARS,
         "quick": quick,
@@ -43,21 +56,25 @@ def main(given: Sequence[str]) -> int:
         "fell_short": fell,
         "references": references,
         "cells": list(cells.values()),
+        "micro": micro,
     }
     path = write_results("placement", figures)
-    say.print(f"{path}; {len(cells)} cells in {figures['seconds']:.0f} s", highlight=False)
+    say.print(
+        f"{path} and placement.html and placement.svg beside it; {len(cells)} cells in {figures['seconds']:.0f} s",
+        highlight=False,
+    )
     return verdict(fell)
 
 
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line, and the environment where it says nothing. Raises BenchError for a name that is not known."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.placement")
-    parser.add_argument("--only", default=os.environ.get("ONLY", ""), help=f"of {', '.join(SCENARIOS)}")
+    parser.add_argument("--only", default=os.environ.get("ONLY", ""), help=f"of {', '.join(SCENARIOS)}, {MICRO}")
     parser.add_argument("--policies", default=os.environ.get("POLICIES", ""), help=f"of {', '.join(BUILDERS)}")
     parser.add_argument("--quick", action="store_true", default=bool(env_flag("QUICK")), help="a part of each scenario")
     parser.add_argument("--jobs", type=int, default=env_int("JOBS", 1), help="processes at once")
     asked = parser.parse_args(given)
-    asked.only = _names(asked.only, list(SCENARIOS), "scenario")
+    asked.only = _names(asked.only, [*SCENARIOS, MICRO], "scenario")
     asked.policies = _names(asked.policies, list(BUILDERS), "policy")
     return asked
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from math import inf
 
 from benchmarks.placement.ours import build as forebay
+from benchmarks.placement.rivals.aibrix import PrefixCache
+from benchmarks.placement.rivals.dynamo import KvCost
+from benchmarks.placement.rivals.llmd import Scorers
 from benchmarks.placement.rivals.plain import LeastRequests, Random, RoundRobin
 from benchmarks.placement.rivals.sglang import CacheAware
+from benchmarks.placement.rivals.vllm import PrefixAware
+from benchmarks.placement.yardstick import Yardstick
 from forebay.plan.simulate import Ready
 from forebay.sim.cluster import Policy
 
@@ -16,5 +23,17 @@ RIVALS: Mapping[str, Builder] = {
     "round robin": lambda n, ready: RoundRobin(n),
     "least requests": lambda n, ready: LeastRequests(n),
     "sglang": lambda n, ready: CacheAware(n),
+    "vllm": lambda n, ready: PrefixAware(n),
+    "aibrix": lambda n, ready: PrefixCache(n),
+    "dynamo": lambda n, ready: KvCost(n, block=ready.settings.block_size),
+    "llm-d": lambda n, ready: Scorers(n, ready.settings.kv_tokens, block=ready.settings.block_size),
+    "llm-d long": lambda n, ready: Scorers(
+        n, ready.settings.kv_tokens, block=ready.settings.block_size, most_blocks=inf
+    ),
 }
-BUILDERS: Mapping[str, Builder] = {**RIVALS, "forebay": forebay}
+BUILDERS: Mapping[str, Builder] = {
+    **RIVALS,
+    "forebay": forebay,
+    "forebay free": partial(forebay, gated=False),
+    "yardstick": Yardstick,
+}

@@ -12,8 +12,22 @@ from benchmarks.placement.scenarios import SCENARIOS
 OF_POOLED = 0.95
 SAME = 0.005
 """By how much a rival's figure must be better, in its share, to count as better."""
-BARS = {"of_pooled": OF_POOLED, "balance": {s.name: s.balance for s in SCENARIOS.values()}, "same": SAME}
+PLACING_US = {64: 150.0, 1_000: 400.0}
+"""CPU of one placement, hashing included, at the median, by number of engines."""
+BYTES_A_BLOCK = 160.0
+GROWTH = 0.02
+"""Of RSS after the first fifth of a million unique prompts."""
+BARS = {
+    "of_pooled": OF_POOLED,
+    "balance": {s.name: s.balance for s in SCENARIOS.values()},
+    "same": SAME,
+    "placing_us": PLACING_US,
+    "bytes_a_block": BYTES_A_BLOCK,
+    "growth": GROWTH,
+}
 OURS = "forebay"
+SHOWN = ("forebay free", "yardstick")
+"""Neither judged nor rivals: its placement without its waiting room, and what can be had."""
 
 Cell = dict[str, Any]
 Cells = Mapping[tuple[str, str], Cell]
@@ -76,17 +90,45 @@ def shortfalls(
             better = [
                 f"{policy} {cells[name, policy]['ttft'][p]:.3f}"
                 for policy in policies
-                if policy != OURS and cells[name, policy]["ttft"][p] < own["ttft"][p] * (1 - SAME)
+                if policy not in (OURS, *SHOWN) and cells[name, policy]["ttft"][p] < own["ttft"][p] * (1 - SAME)
             ]
             if better:
                 yield f"{name}: TTFT {p.upper()} {own['ttft'][p]:.3f} s; shorter have {', '.join(better)}"
         better = [
             f"{policy} {cells[name, policy]['kept']:.2%}"
             for policy in policies
-            if policy != OURS and cells[name, policy]["kept"] > own["kept"] + SAME
+            if policy not in (OURS, *SHOWN) and cells[name, policy]["kept"] > own["kept"] + SAME
         ]
         if better:
             yield f"{name}: {own['kept']:.2%} in SLO; more have {', '.join(better)}"
+
+
+def micro_table(found: Mapping[str, Any]) -> Table:
+    index, flood = found["index"], found["flood"]
+    shown = Table(
+        title="One placement of a prompt of 8,192 tokens, µs of CPU\n"
+        f"Index: {index['alone']['bytes_a_block']} bytes a block, {index['shared']['bytes_a_block']} where two engines "
+        f"hold each; {flood['prompts']:,} unique prompts: RSS {flood['rss_fifth'] / 2**20:.0f} MiB after a fifth "
+        f"of them, {flood['rss_most'] / 2**20:.0f} MiB at most"
+    )
+    for column in ("engines", "P50", "P90", "P99", "hashing", "deciding"):
+        shown.add_column(column, justify="right")
+    for one in found["placing"]:
+        figures = ("p50_us", "p90_us", "p99_us", "hashing_p50_us", "deciding_p50_us")
+        shown.add_row(f"{one['engines']:,}", *(f"{one[name]:.0f}" for name in figures))
+    return shown
+
+
+def micro_shortfalls(found: Mapping[str, Any]) -> Iterator[str]:
+    for one in found["placing"]:
+        most = PLACING_US.get(one["engines"])
+        if most is not None and one["p50_us"] > most:
+            yield f"micro: {one['p50_us']:.0f} µs a placement at {one['engines']:,} engines; the bar is {most:.0f}"
+    for name, index in found["index"].items():
+        if index["bytes_a_block"] > BYTES_A_BLOCK:
+            yield f"micro: {index['bytes_a_block']} bytes a block ({name}); the bar is {BYTES_A_BLOCK:.0f}"
+    if found["flood"]["growth"] > GROWTH:
+        yield f"micro: RSS grew by {found['flood']['growth']:.1%} under unique prompts; the bar is {GROWTH:.0%}"
 
 
 def _window(balance: Mapping[str, Any]) -> str:

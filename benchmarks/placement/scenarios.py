@@ -181,12 +181,15 @@ SCENARIOS = {
             name="small8", title="Mooncake conversation, 8 engines with 200,000 tokens of KV", kind="trace",
             speed=SPEED, kv_tokens=200_000, balance=1.2, pooled=True,
         ),
-        Scenario(name="hot", title="90 % share 4,096 tokens, 8 engines", kind="hot", speed=1.0),
-        Scenario(name="zipf", title="400 system prompts by Zipf's law, 8 engines", kind="zipf", speed=1.0),
-        Scenario(name="cold", title="empty caches and a burst, 8 engines", kind="cold", speed=1.0, ramp=0.0),
+        Scenario(name="hot", title="90 % share 4,096 tokens, 8 engines", kind="hot", speed=5.0, ramp=60.0, quick=0.35),
+        Scenario(
+            name="zipf", title="400 system prompts by Zipf's law, 8 engines", kind="zipf", speed=2.5, ramp=60.0,
+            quick=0.35,
+        ),
+        Scenario(name="cold", title="empty caches and a burst, 8 engines", kind="cold", speed=2.5, ramp=0.0),
         Scenario(
             name="churn", title="Mooncake, an engine joins, another leaves", kind="trace", speed=SPEED,
-            changes=(Change(0.0, 7, False), Change(900.0, 7, True), Change(1_500.0, 0, False)), quick=0.5,
+            changes=(Change(0.0, 7, False), Change(900.0, 7, True), Change(1_500.0, 0, False)), quick=0.7,
         ),
     )
 }  # fmt: skip

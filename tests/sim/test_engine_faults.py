@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from engine_process import EngineProcess
 from forebay.sim.faults import SHAPES, BadFault, Books, FaultBook, Kind, from_json, make, parse
-from waiting import read_until
+from waiting import eventually, read_until
 
 ERROR_END = b"\n\ndata: [DONE]\n\n"
 
@@ -88,7 +89,7 @@ def test_a_cut_whole_answer_is_half(shared_engine: EngineProcess) -> None:
 
 def test_a_reset_after_tokens(shared_engine: EngineProcess) -> None:
     with shared_engine.open_chat(fault="reset-after=50", stream=True) as sock:
-        assert content_events(read_until(sock, b'"delta":{"content":')) == 1
+        assert content_events(read_until(sock, b'"delta":{"content":')) >= 1
         with pytest.raises(ConnectionResetError):
             read_until(sock, b"\x00never")
 
@@ -291,3 +292,66 @@ def test_the_books_are_bounded_and_close_once() -> None:
 def test_the_guide_lists_every_kind() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
     assert re.findall(r"^\| `([a-z0-9-]+)` \|", guide, re.MULTILINE) == [k.value for k in Kind]
+
+
+def test_a_wrong_model_and_chunks_after_the_end(shared_engine: EngineProcess) -> None:
+    assert shared_engine.chat(fault="wrong-model", max_tokens=1).json()["model"] == "forebay-other"
+    stream = shared_engine.chat(fault="after-done=2", max_tokens=3, stream=True)
+    events = stream.events()
+    assert events[-3] == b"[DONE]"
+    assert all(json.loads(e)["choices"][0]["delta"]["content"] for e in events[-2:])
+
+
+def test_html_has_the_status_asked_for(shared_engine: EngineProcess) -> None:
+    page = shared_engine.chat(fault="html=502")
+    assert (page.status, page.headers["content-type"], page.body[:15]) == (502, "text/html", b"<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_connection_closes_though_the_head_keeps_it(shared_engine: EngineProcess, stream: bool) -> None:
+    with shared_engine.open_chat(fault="close-idle", max_tokens=1, stream=stream) as sock:
+        data = read_until(sock, b"\x00never")  # to the close
+    assert b"HTTP/1.1 200" in data and b"connection: close" not in data.lower()
+    assert data.endswith(b"0\r\n\r\n" if stream else b"}")
+
+
+def test_a_restart_forgets_the_cache_and_cuts_what_runs(start_engine: Callable[..., EngineProcess]) -> None:
+    engine = start_engine("--enable-prompt-tokens-details")
+
+    def cached() -> Any:
+        return engine.chat("word " * 50, max_tokens=1).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached() == 0 and cached() > 0
+    with engine.open_chat(stream=True, max_tokens=4000) as sock:
+        read_until(sock, b'"content":"')
+        assert engine.ask("PUT", "/control/faults", ["kv-size=16384"]).status == 200
+        assert b"[DONE]" not in read_until(sock, b"\x00never")
+    assert cached() == 0 and cached() > 0
+    assert 'kv_cache_size_tokens="16384"' in engine.ask("GET", "/metrics").body.decode()
+    assert engine.ask("PUT", "/control/faults", ["kv-size=16"]).status == 400
+    books = engine.books()
+    assert (books["finished"], books["faulted"], books["open"]) == (4, 1, 0)
+    engine.ask("PUT", "/control/faults", [{"kind": "restart", "arg": 0.3}])
+    with pytest.raises(ConnectionRefusedError):
+        engine.ask("GET", "/health")
+    assert eventually(lambda: answers(engine))
+    assert cached() == 0
+
+
+def answers(engine: EngineProcess) -> bool:
+    try:
+        return engine.ask("GET", "/health").status == 200
+    except ConnectionRefusedError:
+        return False
+
+
+def test_pages_of_another_engine_of_html_and_of_nobody(start_engine: Callable[..., EngineProcess]) -> None:
+    engine = start_engine("--fault", "other-metrics")
+    assert engine.ask("GET", "/metrics").body.startswith(b"# TYPE tgi_batch_max_total_tokens gauge")
+    engine.ask("PUT", "/control/faults", ["html-metrics"])
+    assert engine.ask("GET", "/metrics").headers["content-type"] == "text/html"
+    engine.ask("PUT", "/control/faults", ["deaf"])
+    with pytest.raises(TimeoutError):
+        engine.ask("GET", "/health", timeout=0.2)
+    engine.ask("DELETE", "/control/faults")
+    assert engine.ask("GET", "/health").status == 200

@@ -62,3 +62,20 @@ def test_the_ready_line_has_no_escapes() -> None:
         line = process.stdout.readline()
         process.terminate()
     assert line.startswith("forebay engine: a�[31m�b on ")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (Options(kind="hal"), "--kind"),
+        (Options(disaggregation_mode="prefill"), "--disaggregation-mode is of --kind sglang"),
+        (Options(enable_priority_scheduling=True), "--enable-priority-scheduling"),
+        (Options(kind="tgi", kv_transfer_config="{}"), "--kv-transfer-config"),
+        (Options(kind="llamacpp", max_num_queued_reqs=3), "llamacpp queues without a limit"),
+        (Options(kind="sglang", disaggregation_timeout=0), "--disaggregation-timeout"),
+        (Options(fault=["restart"]), "PUT /control/faults"),
+    ],
+)
+def test_what_a_kind_does_not_have_is_named(options: Options, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        settings_of(options)

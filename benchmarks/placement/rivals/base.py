@@ -18,6 +18,12 @@ CHARS_PER_TOKEN = 4
 """For those that work on text, since the traces have tokens."""
 
 
+def whole(ask: Ask, row: int) -> Pieces:
+    """All of a prompt, what is its own with it: nobody finds that, and it takes room in a table."""
+    rest = ask.prompt_tokens - sum(tokens for _, tokens in ask.prefix)
+    return (*ask.prefix, (f"own {row}", rest)) if rest else ask.prefix
+
+
 class Rival:
     """A `cluster.Policy` that sends every request on at once. State: which engines are in service, how many requests
     each has by the gateway's own count, and a seeded generator."""
@@ -53,11 +59,11 @@ class Rival:
     def watch(self, model: EngineModel) -> None:
         """Shown each engine before the first request; only for what an engine publishes at once."""
 
-    def leave(self, engine: int) -> None:
+    def leave(self, engine: int, now: float) -> None:
         """It gets nothing any more."""
         self.live.remove(engine)
 
-    def join(self, engine: int) -> None:
+    def join(self, engine: int, now: float) -> None:
         self.live.append(engine)
 
     def fewest(self, among: Iterable[int] | None = None) -> int:

@@ -6,7 +6,7 @@ defaults of the command line in sgl-model-gateway/src/main.rs: eviction every 12
 
 from __future__ import annotations
 
-from benchmarks.placement.rivals.base import CHARS_PER_TOKEN, Rival, Sent
+from benchmarks.placement.rivals.base import CHARS_PER_TOKEN, Rival, Sent, whole
 from forebay.sim.workload import Ask
 
 
@@ -44,7 +44,7 @@ class CacheAware(Rival):
             for i in range(len(self.counts)):
                 self._tree.trim(i, self._most)
         chosen = self._chosen(ask)
-        self._tree.note(chosen, ask.prefix)
+        self._tree.note(chosen, whole(ask, row))
         return chosen
 
     def _chosen(self, ask: Ask) -> int:
@@ -62,6 +62,6 @@ class CacheAware(Rival):
             named = next(iter(holders))
         return named if matched > self._threshold * ask.prompt_tokens else first
 
-    def leave(self, engine: int) -> None:
-        super().leave(engine)
+    def leave(self, engine: int, now: float) -> None:
+        super().leave(engine, now)
         self._tree.forget(engine)

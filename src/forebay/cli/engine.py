@@ -1,4 +1,4 @@
-"""`forebay engine`: an emulated vLLM server, for machines without a GPU."""
+"""`forebay engine`: an emulated engine, for machines without a GPU."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ _FAULTS = "Faults"
 
 
 def command(
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="[vllm|sglang|tgi|trtllm|llamacpp|ollama]", help="Whose API, metrics and errors it shows."
+        ),
+    ] = _DEFAULT.kind,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULT.host,
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = _DEFAULT.port,
     unix: Annotated[str | None, typer.Option(metavar="PATH", help="Listen on this Unix socket instead.")] = None,
@@ -38,12 +44,23 @@ def command(
     enable_prompt_tokens_details: Annotated[
         bool,
         typer.Option(
-            "--enable-prompt-tokens-details/--no-enable-prompt-tokens-details", help="cached_tokens in usage."
+            "--enable-prompt-tokens-details/--no-enable-prompt-tokens-details",
+            help="cached_tokens in usage (SGLang: --enable-cache-report).",
         ),
     ] = _DEFAULT.enable_prompt_tokens_details,
+    metrics: Annotated[
+        bool,
+        typer.Option(
+            "--metrics/--no-metrics",
+            help="The metrics pages that SGLang, TensorRT-LLM and llama.cpp have only when told to.",
+        ),
+    ] = _DEFAULT.metrics,
     max_num_seqs: Annotated[
-        int, typer.Option(help="Sequences that run at once.", rich_help_panel=_SCHEDULER)
-    ] = _DEFAULT.max_num_seqs,
+        int | None,
+        typer.Option(
+            help="Sequences that run at once. [default: 256; llamacpp 4, ollama 1]", rich_help_panel=_SCHEDULER
+        ),
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(
@@ -53,7 +70,8 @@ def command(
     max_num_queued_reqs: Annotated[
         int | None,
         typer.Option(
-            help="Requests running and waiting together; over it the answer is 503.", rich_help_panel=_SCHEDULER
+            help="Requests running and waiting together (sglang, ollama: waiting); over it the engine refuses.",
+            rich_help_panel=_SCHEDULER,
         ),
     ] = None,
     max_num_queued_tokens: Annotated[
@@ -73,6 +91,22 @@ def command(
             rich_help_panel=_SCHEDULER,
         ),
     ] = _DEFAULT.scheduling_policy,
+    enable_priority_scheduling: Annotated[
+        bool,
+        typer.Option(
+            "--enable-priority-scheduling",
+            help="sglang: obey priority, the highest number first.",
+            rich_help_panel=_SCHEDULER,
+        ),
+    ] = False,
+    schedule_low_priority_values_first: Annotated[
+        bool,
+        typer.Option(
+            "--schedule-low-priority-values-first",
+            help="sglang: the lowest number first.",
+            rich_help_panel=_SCHEDULER,
+        ),
+    ] = False,
     async_scheduling: Annotated[
         bool,
         typer.Option(
@@ -107,7 +141,9 @@ def command(
             help="Capacity of the KV cache in tokens. [default: 262144, or what fits on the GPU]", rich_help_panel=_KV
         ),
     ] = None,
-    block_size: Annotated[int, typer.Option(help="Tokens of a KV block.", rich_help_panel=_KV)] = _DEFAULT.block_size,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a KV block. [default: 16; trtllm 32]", rich_help_panel=_KV)
+    ] = None,
     num_gpu_blocks_override: Annotated[
         int | None, typer.Option(help="KV blocks, instead of --kv-tokens.", rich_help_panel=_KV)
     ] = None,
@@ -129,12 +165,39 @@ def command(
     swap_seconds_per_block: Annotated[
         float, typer.Option(help="Seconds of moving a block there or back.", rich_help_panel=_KV)
     ] = _DEFAULT.swap_seconds_per_block,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="vllm: publish KV cache events there over ZeroMQ, tcp://*:5557 say. Needs the extra kv-events.",
+            rich_help_panel=_KV,
+        ),
+    ] = None,
+    kv_events_shape: Annotated[
+        str,
+        typer.Option(metavar="[map|array]", help="array: as vLLM published events earlier.", rich_help_panel=_KV),
+    ] = _DEFAULT.kv_events_shape,
     kv_transfer_config: Annotated[
         str | None,
         typer.Option(
             metavar="JSON", help="vLLM's, of the NixlConnector: kv_transfer_params are obeyed.", rich_help_panel=_KV
         ),
     ] = None,
+    disaggregation_mode: Annotated[
+        str,
+        typer.Option(metavar="[null|prefill|decode]", help="sglang: one half of a pair.", rich_help_panel=_KV),
+    ] = _DEFAULT.disaggregation_mode,
+    disaggregation_bootstrap_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="Where decode engines ask this prefill engine. [default: its own port]",
+            rich_help_panel=_KV,
+        ),
+    ] = None,
+    disaggregation_timeout: Annotated[
+        float, typer.Option(help="Seconds that one half waits for the other.", rich_help_panel=_KV)
+    ] = _DEFAULT.disaggregation_timeout,
     kv_transfer_rate: Annotated[
         float, typer.Option(help="KV that a decode engine fetches, in tokens a second.", rich_help_panel=_KV)
     ] = _DEFAULT.kv_transfer_rate,
@@ -185,7 +248,7 @@ def command(
         typer.Option("--allow-fault-header", help="Obey x-forebay-fault in requests.", rich_help_panel=_FAULTS),
     ] = False,
 ) -> None:
-    """Run an emulated vLLM server, for machines without a GPU.
+    """Run an emulated engine, for machines without a GPU.
 
     Exits with 0 after SIGTERM, with 2 for an option that makes no sense and with 71 where the address is taken.
     """

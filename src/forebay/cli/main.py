@@ -39,7 +39,7 @@ COMMANDS = MappingProxyType(
             "command",
             "Start the engines that the configuration describes, and keep them running.",
         ),
-        "engine": Command("forebay.cli.engine", "command", "Run an emulated vLLM server, for machines without a GPU."),
+        "engine": Command("forebay.cli.engine", "command", "Run an emulated engine, for machines without a GPU."),
         "calibrate": Command(
             "forebay.cli.calibrate", "command", "Time a live engine's steps and write a profile for the simulator."
         ),

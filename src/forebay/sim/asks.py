@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +21,15 @@ class Prompt:
     """The tokens, where they are not far too many."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Where SGLang's prefill and decode engine of one request meet."""
+
+    host: str
+    port: int | None
+    room: int
+
+
 @dataclass(slots=True)
 class Generation:
     """One chat or text completion, every value checked."""
@@ -28,7 +38,6 @@ class Generation:
     model: str
     prompts: list[Prompt]
     max_tokens: int
-    explicit_max: int | None
     n: int = 1
     stream: bool = False
     include_usage: bool = False
@@ -38,6 +47,7 @@ class Generation:
     ignore_eos: bool = False
     min_tokens: int = 0
     priority: int = 0
+    """The lowest goes first, whatever the engine's own sign."""
     seed: int | None = None
     top_logprobs: int | None = None
     """None: no logprobs; 0: those of the chosen tokens only."""
@@ -52,6 +62,11 @@ class Generation:
     cache_salt: str | None = None
     kv_transfer: dict[str, Any] = field(default_factory=dict)
     """kv_transfer_params; empty: none."""
+    rid: str = ""
+    """SGLang's name of the request; empty: none given."""
+    bootstrap: Bootstrap | None = None
+    flaw: Rejected | None = None
+    """What the engine will find wrong with it once it has said 200 to a stream."""
 
 
 def check_model(fields: Fields, models: tuple[str, ...]) -> str:
@@ -217,7 +232,8 @@ def _logprobs(fields: Fields, chat: bool) -> int | None:
     return count
 
 
-def check_length(prompt: Prompt, wanted: int | None, limit: int) -> None:
+def check_length(prompt: Prompt, wanted: int | None, limit: int) -> int | None:
+    """`wanted`, where it fits. Raises Rejected."""
     if prompt.tokens > limit:
         raise parameter(
             "input_tokens",
@@ -235,14 +251,46 @@ def check_length(prompt: Prompt, wanted: int | None, limit: int) -> None:
             "requested output tokens.",
             prompt.tokens,
         )
+    return wanted
 
 
-def read_generation(fields: Fields, *, chat: bool, models: tuple[str, ...], limit: int) -> Generation:
+def read_priority(fields: Fields) -> int:
+    return fields.integer("priority", 0) or 0
+
+
+def no_priority(fields: Fields) -> int:
+    """For engines that know none: the field is ignored."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """In what an engine's reading differs from vLLM's. All raise Rejected."""
+
+    model: Callable[[Fields, tuple[str, ...]], str] = check_model
+    """The model that the answer names."""
+    ranges: Callable[[Fields, int], None] = _check_ranges
+    length: Callable[[Prompt, int | None, int], int | None] = check_length
+    """Prompt, max_tokens and the limit: the tokens to generate at most; None: all that fit."""
+    priority: Callable[[Fields], int] = read_priority
+    completion_tokens: int | None = 16
+    """max_tokens of /v1/completions where none is given."""
+    strict: bool = True
+    """vLLM's word on fields that do not go together."""
+
+
+VLLM: Final = Rules()
+
+
+def read_generation(
+    fields: Fields, *, chat: bool, models: tuple[str, ...], limit: int, rules: Rules = VLLM
+) -> Generation:
     """`limit` is max_model_len in tokens. Raises Rejected."""
     if chat:
         check_messages(fields)
-    for name in ("max_tokens", "max_completion_tokens", "n", "seed", "priority", "min_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "n", "seed", "min_tokens"):
         fields.integer(name)
+    priority = rules.priority(fields)
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         fields.number(name)
     stream = fields.boolean("stream")
@@ -254,28 +302,27 @@ def read_generation(fields: Fields, *, chat: bool, models: tuple[str, ...], limi
     kv_transfer = fields.mapping("kv_transfer_params")
     stops = _stops(fields)
     fields.raise_errors()
-    if "stream_options" in fields and not stream:
+    if rules.strict and "stream_options" in fields and not stream:
         raise parameter("stream_options", "Stream options can only be defined when `stream=True`.")
-    top_logprobs = _logprobs(fields, chat)
+    top_logprobs = _logprobs(fields, chat) if rules.strict else None
     choice = _tool_choice(fields, tools) if chat else None
-    model = check_model(fields, models)
-    _check_ranges(fields, limit)
+    model = rules.model(fields, models)
+    rules.ranges(fields, limit)
     wanted = (fields.integer("max_completion_tokens") if chat else None) or fields.integer("max_tokens")
     if wanted is None and not chat:
-        wanted = 16
+        wanted = rules.completion_tokens
     messages: list[dict[str, Any]] = fields.data["messages"] if chat else []
     prompts = [chat_prompt(messages, tools, limit)] if chat else read_prompts(fields, "prompt", limit)
-    for prompt in prompts:
-        check_length(prompt, wanted, limit)
+    fitting = [rules.length(prompt, wanted, limit) for prompt in prompts]
     longest = max(p.tokens for p in prompts)
+    most = None if None in fitting else min(n for n in fitting if n is not None)
     users = [m for m in messages if m.get("role") == "user"]
     return Generation(
         chat=chat,
         model=model,
         prompts=prompts,
-        max_tokens=wanted or max(1, limit - longest),
-        explicit_max=wanted,
-        n=fields.integer("n", 1) or 1,
+        max_tokens=most or max(1, limit - longest),
+        n=min(max(1, fields.integer("n", 1) or 1), MAX_N),
         stream=stream,
         include_usage=options.boolean("include_usage"),
         continuous_usage=options.boolean("include_usage") and options.boolean("continuous_usage_stats"),
@@ -283,7 +330,7 @@ def read_generation(fields: Fields, *, chat: bool, models: tuple[str, ...], limi
         keep_stop=fields.boolean("include_stop_str_in_output"),
         ignore_eos=ignore_eos,
         min_tokens=fields.integer("min_tokens", 0) or 0,
-        priority=fields.integer("priority", 0) or 0,
+        priority=priority,
         seed=fields.integer("seed"),
         top_logprobs=top_logprobs,
         tools=tools,

@@ -11,16 +11,27 @@ _MISSING: Final = object()
 
 
 class Rejected(Exception):
-    """An answer that is not the one asked for: its status and vLLM's envelope."""
+    """An answer that is not the one asked for: its status, and what an engine's envelope says."""
 
-    def __init__(self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "BadRequestError",
+        param: str | None = None,
+        late: bool = False,
+    ):
+        """`late`: found when a stream has its 200 already, so that it is an event in it."""
         super().__init__(message)
+        self.late = late
         self.status = status
         self.message = message
         self.kind = kind
         self.param = param
 
     def body(self) -> bytes:
+        """vLLM's envelope."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
         return compact({"error": error})
 

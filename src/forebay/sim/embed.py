@@ -5,20 +5,21 @@ from __future__ import annotations
 import base64
 import math
 import struct
-import time
 from dataclasses import dataclass
 from hashlib import shake_256
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from forebay.sim.answers import Prepared
 from forebay.sim.asks import Prompt, check_length, check_model, read_prompts
-from forebay.sim.checks import Fields, compact, parameter
-from forebay.sim.driver import Driver, Follower
+from forebay.sim.checks import Fields, parameter
+from forebay.sim.driver import Follower
 from forebay.sim.faults import Books, Record
 from forebay.sim.faulty import Out
-from forebay.sim.flow import JSON_HEADERS
 from forebay.sim.jobs import Job, Refused
-from forebay.sim.metrics import EngineMetrics
 from forebay.wire.reply import Reply
+
+if TYPE_CHECKING:
+    from forebay.sim.faces.base import Face
 
 DIMENSIONS: Final = 384
 MAX_DIMENSIONS: Final = 4096
@@ -78,25 +79,23 @@ class EmbedFlow:
 
     def __init__(
         self,
+        face: Face,
         ask: EmbedAsk,
         reply: Reply,
         out: Out,
         record: Record,
         *,
-        request_id: str,
-        extra_headers: bytes,
-        driver: Driver,
-        metrics: EngineMetrics,
+        prepared: Prepared,
         books: Books,
     ) -> None:
+        self._face = face
         self._ask = ask
         self._reply = reply
         self._out = out
         self._record = record
-        self._id = request_id
-        self._extra = extra_headers
-        self._driver = driver
-        self._metrics = metrics
+        self._prepared = prepared
+        self._driver = face.house.driver
+        self._tally = face.house.tally
         self._books = books
         self._open: set[_Input] = set()
 
@@ -112,6 +111,7 @@ class EmbedFlow:
                 raise
             self._open.add(follower)
             one.pieces.clear()
+        self._face.house.live[self] = None
         self._reply.on_gone = self._gone
 
     def on_done(self, follower: _Input) -> None:
@@ -119,36 +119,22 @@ class EmbedFlow:
         if self._open:
             return
         total = sum(one.tokens for one in self._ask.inputs)
-        self._metrics.prompt_tokens += total
-        self._metrics.success["stop"] += len(self._ask.inputs)
-        self._out.whole(200, JSON_HEADERS + self._extra, self._body(total), self._finished)
+        self._tally.prompt_tokens += total
+        self._tally.success["stop"] += len(self._ask.inputs)
+        head, body = self._face.embedded(self._ask, self._prepared, self._vectors(), total)
+        self._out.whole(200, head, body, self._finished)
 
     def on_broken(self) -> None:
         self._leave("faulted")
         self._reply.abort()
 
-    def _body(self, total: int) -> bytes:
-        data: list[dict[str, Any]] = []
-        for i, one in enumerate(self._ask.inputs):
+    def _vectors(self) -> list[Any]:
+        out: list[Any] = []
+        for one in self._ask.inputs:
             numbers = vector(one.text, self._ask.dimensions)
             packed = base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode() if self._ask.base64 else None
-            data.append({"index": i, "object": "embedding", "embedding": packed or numbers})
-        usage = {
-            "prompt_tokens": total,
-            "total_tokens": total,
-            "completion_tokens": 0,
-            "prompt_tokens_details": None,
-        }
-        return compact(
-            {
-                "id": self._id,
-                "object": "list",
-                "created": int(time.time()),
-                "model": self._ask.model,
-                "data": data,
-                "usage": usage,
-            }
-        )
+            out.append(packed or numbers)
+        return out
 
     def _finished(self) -> None:
         self._leave("finished")
@@ -159,6 +145,7 @@ class EmbedFlow:
     def _leave(self, how: str) -> None:
         if not self._books.close(self._record, how, self._driver.now()):
             return
+        self._face.house.live.pop(self, None)
         if how != "finished":
             self._out.stop()
         for follower in self._open:

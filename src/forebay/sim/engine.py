@@ -18,11 +18,13 @@ Pure: no clock, no loop; equal calls give equal answers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final
 
 from forebay.hardware.steptime import Chunk, StepTime
 from forebay.sim.jobs import EngineStats, Job, Listener, QueueFull, State, TooLong
+from forebay.sim.kv import BlockPool, Key
 from forebay.sim.scheduler import Scheduler, Step
 from forebay.sim.settings import EngineSettings
 
@@ -85,6 +87,10 @@ class EngineModel:
         return self._scheduler.stats
 
     @property
+    def pool(self) -> BlockPool:
+        return self._scheduler.pool
+
+    @property
     def running(self) -> int:
         return len(self._scheduler.running)
 
@@ -106,6 +112,10 @@ class EngineModel:
     def kv_wasted(self) -> float:
         """Share of the held KV slots that hold no token."""
         return self._scheduler.wasted_slots()
+
+    def cached(self, prefix: Sequence[tuple[Key, int]]) -> int:
+        """Tokens of `prefix` (as of `Job.prefix`) from its begin on that are in the prefix cache."""
+        return self._scheduler.pool.cached(prefix)
 
     def delivered(self, job: Job) -> int:
         """Output tokens of steps that have ended; within a run, as of its begin."""

@@ -50,6 +50,22 @@ class Kind(Enum):
     TOOL_FINISH = "tool-finish"
     NO_USAGE = "no-usage"
     ROLE_WAIT = "role-wait"
+    WRONG_MODEL = "wrong-model"
+    AFTER_DONE = "after-done"
+    HTML = "html"
+    CLOSE_IDLE = "close-idle"
+    RESTART = "restart"
+    KV_SIZE = "kv-size"
+    CLEAR_CACHE = "clear-cache"
+    OTHER_METRICS = "other-metrics"
+    HTML_METRICS = "html-metrics"
+    DEAF = "deaf"
+
+
+INSTANT: Final = frozenset({Kind.REFUSE, Kind.RESTART, Kind.KV_SIZE, Kind.CLEAR_CACHE})
+"""What happens once, when it is asked for."""
+STANDING: Final = frozenset({Kind.OTHER_METRICS, Kind.HTML_METRICS, Kind.DEAF})
+"""What lasts while it is in force, whatever is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +107,18 @@ SHAPES: Final[dict[Kind, _Shape]] = {
     Kind.TOOL_FINISH: _Shape("content and finish_reason in the delta of the tool call", takes=False),
     Kind.NO_USAGE: _Shape("usage left out, in streams and whole answers", takes=False),
     Kind.ROLE_WAIT: _Shape("the role chunk at once, then so many seconds of nothing", 0, 86_400, whole=False),
+    Kind.WRONG_MODEL: _Shape("the answer names a model nobody asked for", takes=False),
+    Kind.AFTER_DONE: _Shape("so many chunks after [DONE]", 1, 1_000_000, 1),
+    Kind.HTML: _Shape("an HTML page with this status", 200, 599, 200),
+    Kind.CLOSE_IDLE: _Shape("the connection closes after the answer, which does not say so", takes=False),
+    Kind.RESTART: _Shape(
+        "die now, be down for so many seconds, come back with an empty cache", 0, 3600, 0, whole=False
+    ),
+    Kind.KV_SIZE: _Shape("restart now with a KV cache of so many tokens", 1, 1e12),
+    Kind.CLEAR_CACHE: _Shape("forget the prefix cache now, if no request is in it", takes=False),
+    Kind.OTHER_METRICS: _Shape("the metrics page is another engine's", takes=False),
+    Kind.HTML_METRICS: _Shape("the metrics page is HTML", takes=False),
+    Kind.DEAF: _Shape("connections are accepted and no request is answered, but those of /control", takes=False),
 }
 
 
@@ -208,10 +236,14 @@ class FaultBook:
         self.faults = list(faults)
         self._saved = [0.0] * len(faults)
 
+    def holds(self, kind: Kind) -> bool:
+        """A standing fault is in force."""
+        return any(f.kind is kind for f in self.faults) if self.faults else False
+
     def draw(self) -> Fault | None:
-        """The fault of the next request. REFUSE is for listeners, so it is never drawn."""
+        """The fault of the next request; never one that is not a request's own."""
         for i, fault in enumerate(self.faults):
-            if fault.kind is Kind.REFUSE:
+            if fault.kind in INSTANT or fault.kind in STANDING:
                 continue
             saved = self._saved[i] + fault.share
             if saved < 1.0 - 1e-9:

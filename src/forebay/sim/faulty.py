@@ -11,9 +11,11 @@ import socket
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+from forebay.sim.answers import Sent
 from forebay.sim.faults import Fault, Kind
+from forebay.sim.script import Script
 from forebay.wire.connection import Connection
 from forebay.wire.reply import Reply
 
@@ -45,6 +47,25 @@ def speak_raw(reply: Reply, data: bytes) -> None:
 
 def speak_garbage(reply: Reply) -> None:
     speak_raw(reply, _GARBAGE)
+
+
+_HTML: Final = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>\n"
+
+
+def html_page(status: int) -> Sent:
+    """As of a proxy in between, or of a wrong port."""
+    return Sent(status, b"server: nginx\r\ncontent-type: text/html\r\n", _HTML)
+
+
+def close_when_idle(reply: Reply) -> Callable[[], None]:
+    """What closes the connection, once this answer has been sent; its head has promised to keep it."""
+    connection, loop = reply._connection, asyncio.get_running_loop()
+
+    def close() -> None:
+        if isinstance(connection, Connection):
+            loop.call_soon(connection.close_if_idle)
+
+    return close
 
 
 class HugeBody:
@@ -218,3 +239,25 @@ class _Pace:
         else:
             self._pieces.clear()
             self._at = 0
+
+
+def bent_tool_delta(kind: Kind | None, script: Script, n: int) -> dict[str, Any] | None:
+    """The delta of token `n` in the shape of a fault; None: no chunk."""
+    call = script.calls[0]
+    last = n == script.length
+    arguments = call.arguments[n - 2] if n > 1 else ""
+    head = {"id": call.id, "type": "function", "index": 0, "function": {"name": call.name, "arguments": ""}}
+    if kind is Kind.TOOL_WHOLE:
+        if n == 1:
+            return {"tool_calls": [{**head, "function": {"name": call.name, "arguments": "".join(call.arguments)}}]}
+        return {} if last else None
+    if kind is Kind.TOOL_NO_ID and n == 1:
+        return {"tool_calls": [{"index": 0, "function": {"name": call.name, "arguments": ""}}]}
+    if n == 1:
+        return {"tool_calls": [head]}
+    if kind is Kind.TOOL_EMPTY:
+        arguments = ""
+    delta: dict[str, Any] = {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}
+    if kind is Kind.TOOL_FINISH and last:
+        delta = {"content": "Done.", **delta}
+    return delta

@@ -18,7 +18,9 @@ from uuid import uuid4
 
 from forebay.sim.checks import compact
 from forebay.sim.driver import Driver
+from forebay.sim.gates import Gate
 from forebay.sim.jobs import Job, State
+from forebay.wire.tasks import Tasks
 
 log = logging.getLogger("forebay.sim")
 
@@ -32,7 +34,7 @@ _NEEDED: Final = ("remote_engine_id", "remote_request_id", "remote_host", "remot
 class Handovers:
     """Mutable state: the jobs whose KV is held here, and the messages to other engines that are on their way."""
 
-    def __init__(self, driver: Driver, host: str, port: int) -> None:
+    def __init__(self, driver: Driver, tasks: Tasks, host: str, port: int) -> None:
         """`host` and `port`: where other engines reach this one."""
         self.engine_id = str(uuid4())
         self.host = host
@@ -41,7 +43,8 @@ class Handovers:
         self._held: dict[str, Job] = {}
         self._sweep_at = 64
         self._next_block = 0
-        self._telling: set[asyncio.Task[None]] = set()
+        self._tasks = tasks
+        self._telling = 0
 
     def offer(self, request_id: str, job: Job) -> dict[str, Any]:
         """The fields that lead to the job's KV. Block numbers are made up: the request is what is asked for."""
@@ -94,22 +97,47 @@ class Handovers:
             return None
         return Pull(self, str(asked["remote_host"]), port, str(asked["remote_request_id"]))
 
+    def gate(self, asked: Mapping[str, Any]) -> KvGate:
+        return KvGate(self, asked)
+
     def tell(self, host: str, port: int, request_id: str) -> None:
-        if len(self._telling) >= _MAX_TELLING:
+        if self._telling >= _MAX_TELLING:
             log.warning("%d prefill engines have not answered yet; one more is not told", _MAX_TELLING)
             return
-        task = asyncio.get_running_loop().create_task(_tell(host, port, request_id))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._telling += 1
+        self._tasks.spawn(self._tell(host, port, request_id))
+
+    async def _tell(self, host: str, port: int, request_id: str) -> None:
+        try:
+            await _tell(host, port, request_id)
+        finally:
+            self._telling -= 1
 
     def transfer_seconds(self, tokens: int) -> float:
         """Of the wall."""
         settings = self._driver.engine.settings
         return (settings.transfer_latency + tokens * settings.transfer_seconds_per_token) / self._driver.speed
 
-    def close(self) -> None:
-        for task in self._telling:
-            task.cancel()
+
+class KvGate(Gate):
+    """What `kv_transfer_params` ask for: to hold the prompt's KV, or to fetch it."""
+
+    def __init__(self, handovers: Handovers, asked: Mapping[str, Any]) -> None:
+        self._handovers = handovers
+        self._pull = handovers.pull(asked)
+        self.hold = asked.get("do_remote_decode") is True
+        self.remote = self._pull is not None
+
+    def submitted(self, tokens: int) -> None:
+        if self._pull is not None:
+            self._pull.begin(tokens)
+
+    def handed_over(self, job: Job, request_id: str) -> dict[str, Any] | None:
+        return self._handovers.offer(request_id, job) if job.hold else None
+
+    def leave(self) -> None:
+        if self._pull is not None:
+            self._pull.end()
 
 
 class Pull:

@@ -11,6 +11,7 @@ Free blocks are handed out in this order: never used, then freed, oldest first.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 Key = int | str
@@ -87,6 +88,8 @@ class BlockPool:
         self._virgin = capacity
         self._queue: deque[_Run] = deque()
         self._streams: dict[Key, Stream] = {}
+        self.heard: Callable[[Key, bool], None] | None = None
+        """Told when the first block of a stream comes to be in memory (True), and when the last one is gone."""
 
     @property
     def used(self) -> int:
@@ -138,6 +141,21 @@ class BlockPool:
                 break
         return found, free
 
+    def cached(self, prefix: Sequence[tuple[Key, int]]) -> int:
+        """Tokens from the begin of content that begins with `prefix` whose full blocks are in memory: what an engine's
+        KV events tell."""
+        tokens = blocks = found = 0
+        for key, size in prefix:
+            tokens += size
+            want = tokens // self.block_size - blocks
+            blocks += want
+            stream = self._streams.get(key)
+            have = 0 if stream is None else min(want, stream.cached)
+            found += have
+            if have < want:
+                break
+        return found * self.block_size
+
     def take_hit(self, lease: Lease, found: int) -> None:
         """Hold the first `found` blocks, as `hit` counted them."""
         for stream, size in lease.chain:
@@ -168,6 +186,8 @@ class BlockPool:
             if stream is not None and some:
                 self.evicted += some
                 stream.cached = run.hi
+                if not run.hi and self.heard is not None and stream.key is not None:
+                    self.heard(stream.key, False)
                 if run.hi == run.lo:
                     stream.free.remove(run)
                     self._forget(stream)
@@ -218,6 +238,18 @@ class BlockPool:
         parts.clear()
         lease.blocks = 0
 
+    def clear(self) -> bool:
+        """Forget what can be found. False, and nothing done, where a job holds a block (as vLLM's
+        reset_prefix_cache)."""
+        if self.used:
+            return False
+        for stream in tuple(self._streams.values()):
+            stream.cached = 0
+            stream.free.clear()
+            self._forget(stream)
+        self._queue = deque([_Run(None, 0, self.capacity - self._virgin)])
+        return True
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _stream(self, key: Key) -> Stream:
@@ -241,8 +273,7 @@ class BlockPool:
             stream.held = n
         stream.holders[n] = stream.holders.get(n, 0) + 1
 
-    @staticmethod
-    def _grow(stream: Stream, have: int, more: int) -> None:
+    def _grow(self, stream: Stream, have: int, more: int) -> None:
         """Its holder of `have` blocks, all that are cached, computes `more`."""
         holders = stream.holders
         if have:
@@ -250,6 +281,8 @@ class BlockPool:
         now = have + more
         holders[now] = holders.get(now, 0) + 1
         stream.held = stream.cached = now
+        if not have and self.heard is not None and stream.key is not None:
+            self.heard(stream.key, True)
 
     def _cut(self, stream: Stream, have: int, full: int) -> None:
         """A holder of `have` blocks holds only `full` on; where it alone has the rest, that is free and has no name."""
@@ -262,6 +295,8 @@ class BlockPool:
         if held < have == stream.cached:
             stream.cached = held
             self._free_unnamed(have - held)
+            if not held and self.heard is not None and stream.key is not None:
+                self.heard(stream.key, False)
         elif held < have:
             self._free(stream, held, have)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forebay.sim.faults import BadFault
+from forebay.wire.tasks import Tasks
 
 
 class PortTaken(Exception):
@@ -18,14 +19,16 @@ class PortTaken(Exception):
 class Listener:
     """One address. While it refuses, a bound socket that does not listen keeps the port ours."""
 
-    def __init__(self, factory: Callable[[], asyncio.Protocol], sock: socket.socket, *, ours: bool) -> None:
+    def __init__(
+        self, factory: Callable[[], asyncio.Protocol], sock: socket.socket, tasks: Tasks, *, ours: bool
+    ) -> None:
         self._factory = factory
         self._sock = sock
         self._ours = ours
         self._address = sock.getsockname()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._tasks = tasks
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
@@ -45,12 +48,12 @@ class Listener:
 
     def _reopen(self) -> None:
         self._timer = None
-        self._opening = asyncio.get_running_loop().create_task(self.open())
+        self._tasks.spawn(self.open())
 
     def close(self) -> None:
-        for handle in (self._timer, self._opening):
-            if handle is not None:
-                handle.cancel()
+        """Before this, `tasks` is drained."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._server is not None:
             self._server.close()
         if self._ours and self._sock.family == socket.AF_UNIX:

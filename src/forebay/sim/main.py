@@ -18,9 +18,11 @@ from forebay.config.models import Limits, Timeouts
 from forebay.errors import shown
 from forebay.sim.listeners import Listener, PortTaken, bind, bind_unix
 from forebay.sim.options import NEVER, Options, parser, settings_of
-from forebay.sim.server import EngineServer, Settings
+from forebay.sim.server import EngineServer, Outside
+from forebay.sim.serving import Settings
 from forebay.wire.connection import Connection
 from forebay.wire.server import Server
+from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
 
 EX_OSERR: Final = 71
@@ -43,9 +45,16 @@ def _socket_of(args: Options) -> tuple[socket.socket, bool]:
 
 
 async def serve(
-    settings: Settings, sock: socket.socket, *, ours: bool, keep_alive: float, parent_fd: int | None
+    settings: Settings,
+    sock: socket.socket,
+    *,
+    ours: bool,
+    keep_alive: float,
+    parent_fd: int | None,
+    second: socket.socket | None = None,
 ) -> None:
-    """Until SIGTERM, SIGINT or the parent's end. An engine that stops is gone: streams in flight are cut.
+    """Until SIGTERM, SIGINT or the parent's end. An engine that stops is gone: streams in flight are cut. `second`: a
+    socket of ours that is served too, for SGLang's bootstrap port.
 
     A child (`parent_fd`) leaves SIGINT to its parent and on SIGTERM finishes what it has begun: both may be meant for
     the whole group (a terminal's Ctrl-C, systemd), while the parent still drains through this engine.
@@ -62,7 +71,9 @@ async def serve(
         for listener in listeners:
             listener.refuse(seconds)
 
-    handler = EngineServer(settings, refuse, _reached_at(sock))
+    tasks = Tasks()
+    outside = Outside(refuse, lambda: None)
+    handler = EngineServer(settings, outside, tasks, _reached_at(sock))
 
     def terminate() -> None:
         if parent_fd is None or not handler.books.busy:
@@ -74,19 +85,29 @@ async def serve(
     loop.add_signal_handler(signal.SIGINT, terminate if parent_fd is None else _leave_it_to_the_parent)
     limits = Limits(body_bytes=_MAX_BODY, header_bytes=65_536, connections=100_000)
     server = Server(handler, limits, Timeouts(idle=keep_alive, write=NEVER), ticker)
-    listeners.append(Listener(lambda: Connection(server), sock, ours=ours))
-    await listeners[0].open()
+
+    def hang_up() -> None:
+        for connection in tuple(server.connections):
+            connection.close_if_idle()
+
+    outside.hang_up = hang_up
+    listeners.append(Listener(lambda: Connection(server), sock, tasks, ours=ours))
+    if second is not None:
+        listeners.append(Listener(lambda: Connection(server), second, tasks, ours=True))
+    for listener in listeners:
+        await listener.open()
     gc.collect()
     gc.freeze()  # what start-up made stays, so full collections need not look at it
     print(f"forebay engine: {shown(', '.join(settings.models), 4000)} on {listeners[0].name}", flush=True)  # noqa: T201
     await stop.wait()
+    await tasks.drain()
     for listener in listeners:
         listener.close()
     server.start_drain()
     if not handler.books.busy:
         await server.wait_closed(_FLUSH_SECONDS)
     await server.close()
-    handler.close()
+    await handler.close()
     ticker.stop()
 
 
@@ -128,12 +149,28 @@ def run(options: Options) -> int:
     if settings.kv_transfer and options.unix is not None:
         print("forebay engine: --kv-transfer-config needs a TCP port, so not --unix", file=sys.stderr)  # noqa: T201
         return USAGE
+    second = None
     try:
         sock, ours = _socket_of(options)
+        if settings.role == "prefill" and settings.bootstrap_port is not None and options.unix is None:
+            second = bind(options.host, settings.bootstrap_port)
     except (PortTaken, OSError) as e:
         print(f"forebay engine: {shown(e, 2000)}", file=sys.stderr)  # noqa: T201
         return EX_OSERR
-    uvloop.run(serve(settings, sock, ours=ours, keep_alive=options.keep_alive, parent_fd=options.parent_fd))
+    try:
+        uvloop.run(
+            serve(
+                settings,
+                sock,
+                ours=ours,
+                keep_alive=options.keep_alive,
+                parent_fd=options.parent_fd,
+                second=second,
+            )
+        )
+    except PortTaken as e:
+        print(f"forebay engine: {shown(e, 2000)}", file=sys.stderr)  # noqa: T201
+        return EX_OSERR
     return 0
 
 

@@ -1,4 +1,5 @@
-"""The emulated vLLM server: its routes, and what each fault does before a request reaches the model."""
+"""The emulated server: what is the same for every kind of engine. Its face (`faces/`) has the routes and the shapes;
+here are the model behind it, the faults, the books and /control."""
 
 from __future__ import annotations
 
@@ -7,49 +8,39 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from hmac import compare_digest
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from forebay.errors import Refusal
-from forebay.hardware.steptime import StepTime
-from forebay.sim import tokens
-from forebay.sim.asks import chat_prompt, check_messages, check_model, detokenized, read_generation
-from forebay.sim.checks import Fields, Rejected, compact, parameter, read_body
+from forebay.sim.answers import Later, Prepared, Sent
+from forebay.sim.asks import Generation
+from forebay.sim.checks import Fields, Rejected, compact, read_body
 from forebay.sim.driver import Driver
-from forebay.sim.embed import EmbedFlow, read_embed
-from forebay.sim.faults import (
-    FAULT_HEADER,
-    BadFault,
-    Books,
-    Fault,
-    FaultBook,
-    Kind,
-    Record,
-    from_json,
-    parse,
-)
-from forebay.sim.faulty import HugeBody, Out, reset, speak_garbage
-from forebay.sim.flow import JSON_HEADERS, Flow, engine_died
+from forebay.sim.embed import EmbedFlow
+from forebay.sim.faces.base import EMBEDDINGS, Face
+from forebay.sim.faces.kinds import other_page, wear
+from forebay.sim.faults import FAULT_HEADER, INSTANT, BadFault, Books, Fault, FaultBook, Kind, Record, from_json, parse
+from forebay.sim.faulty import HugeBody, Out, close_when_idle, html_page, reset, speak_garbage
+from forebay.sim.flow import Flow
 from forebay.sim.handover import RELEASE, Handovers
 from forebay.sim.jobs import Refused, TooLong
-from forebay.sim.metrics import LIMITS, EngineMetrics
-from forebay.sim.rates import RateStepTime
+from forebay.sim.kv_events import KvEvents
+from forebay.sim.rooms import ROOM, Rooms
 from forebay.sim.script import write_scripts
-from forebay.sim.settings import EngineSettings
+from forebay.sim.serving import Settings
+from forebay.sim.tally import LIMITS, Tally
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
+from forebay.wire.tasks import Tasks
 
 log = logging.getLogger("forebay.sim")
 
-VERSION: Final = "0.32.0"
 _MAX_ID: Final = 128
-_BUSY: Final = (
-    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
-)
 _TOOL_KINDS: Final = frozenset({Kind.TOOL_WHOLE, Kind.TOOL_NO_ID, Kind.TOOL_EMPTY, Kind.TOOL_FINISH})
+_OTHER_MODEL: Final = "forebay-other"
 _LOOKUP: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
@@ -57,56 +48,67 @@ _LOOKUP: Final[dict[str, Any]] = {
         "parameters": {"type": "object", "properties": {"place": {"type": "string"}, "day": {"type": "integer"}}},
     },
 }
+_CONTROL: Final = b"server: forebay\r\ncontent-type: application/json\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    models: tuple[str, ...] = ("forebay-sim",)
-    max_model_len: int = 8192
-    seed: int = 0
-    engine: EngineSettings = field(default_factory=lambda: EngineSettings(num_blocks=16_384, policy="priority"))
-    steps: StepTime = field(default_factory=RateStepTime)
-    speed: float = 1.0
-    """Seconds of the engine in one of the wall."""
-    prompt_tokens_details: bool = False
-    """usage says how many prompt tokens were cached."""
-    kv_transfer: bool = False
-    """kv_transfer_params are obeyed."""
-    api_key: str | None = field(default=None, repr=False)
-    allow_fault_header: bool = False
-    faults: tuple[Fault, ...] = ()
+@dataclass(slots=True)
+class Outside:
+    """What faults do to the listener and its connections. `refuse` raises BadFault where it cannot be done."""
+
+    refuse: Callable[[float], None]
+    hang_up: Callable[[], None]
+    """Close every connection that is not in the middle of an answer."""
 
 
 class EngineServer:
-    """The handler of `forebay engine`. `refuse` is what the fault of that name calls; it raises BadFault where the
-    server cannot close its listener. `where`: host and port at which other engines reach this one."""
+    """The handler of `forebay engine`, and the `House` of its face. Mutable state: the model and what it has counted
+    since it last started, the requests in it, the books, the faults."""
 
     def __init__(
-        self, settings: Settings, refuse: Callable[[float], None], where: tuple[str, int] | None = None
+        self, settings: Settings, outside: Outside, tasks: Tasks, where: tuple[str, int] | None = None
     ) -> None:
+        """`where`: host and port at which other engines reach this one."""
         self.settings = settings
-        self.driver = Driver(settings.engine, settings.steps, asyncio.get_running_loop(), speed=settings.speed)
-        self.handovers = Handovers(self.driver, *where) if settings.kv_transfer and where is not None else None
-        self.metrics = EngineMetrics(settings.models[0], settings.max_model_len, time.time())
         self.books = Books()
         self.faults = FaultBook(list(settings.faults))
-        self._refuse = refuse
-        self._created = int(time.time())
-        self._get: dict[bytes, Callable[[], bytes]] = {
-            b"/v1/models": self._models,
-            b"/health": lambda: b"",
-            b"/ping": lambda: b"",
-            b"/version": lambda: compact({"version": VERSION}),
-            b"/load": lambda: compact({"server_load": self.driver.engine.running + self.driver.engine.waiting}),
-            b"/control/faults": lambda: compact([f.as_json() for f in self.faults.faults]),
-            b"/control/requests": self._requests,
-        }
-        self._post: dict[bytes, Callable[[Fields], bytes]] = {
-            b"/tokenize": self._tokenize,
-            b"/detokenize": self._detokenize,
-            RELEASE: self._release_kv,
-        }
-        self._generate: frozenset[bytes] = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"})
+        self.live: dict[Any, None] = {}
+        self.tasks = tasks
+        self.where = where
+        self._outside = outside
+        self.driver: Driver
+        self.tally: Tally
+        self.face: Face
+        self._start_model()
+
+    def _start_model(self) -> None:
+        settings = self.settings
+        self.created = int(time.time())
+        self.driver = Driver(settings.engine, settings.steps, asyncio.get_running_loop(), speed=settings.speed)
+        self.handovers: Handovers | None = None
+        if settings.kv_transfer and self.where is not None:
+            self.handovers = Handovers(self.driver, self.tasks, *self.where)
+        self.rooms: Rooms | None = None
+        if settings.role != "null":
+            self.rooms = Rooms(settings, self.driver, self.tasks)
+        self.events: KvEvents | None = None
+        if settings.kv_events is not None:
+            self.events = KvEvents(settings, self.driver.engine.pool)
+        self.face = wear(settings.kind, self)
+        self.tally = Tally(self.face.edges(settings.max_model_len), time.time())
+
+    def restart(self, settings: Settings) -> None:
+        """As a process that dies and comes back: everybody is cut off, nothing is remembered but the books."""
+        for flow in tuple(self.live):
+            flow.on_broken()
+        if self.rooms is not None:
+            self.rooms.close()
+        self.driver.close()
+        self.face.close()
+        if self.events is not None:
+            self.events.close()
+        self.settings = settings
+        self._start_model()
+        asyncio.get_running_loop().call_soon(self._outside.hang_up)
 
     # --- wire.server.Handler -----------------------------------------------------------------------------------------
 
@@ -114,70 +116,89 @@ class EngineServer:
         return None
 
     def on_refused(self, request: Request | None, refusal: Refusal) -> bytes:
-        return b"server: uvicorn\r\n"
+        return b"server: forebay\r\n"
 
     def on_request(self, request: Request, reply: Reply) -> None:
+        path, method, face = request.path, request.method, self.face
+        if path.startswith(b"/control/"):
+            self._control(request, reply)
+            return
+        if self.faults.faults and self.faults.holds(Kind.DEAF):
+            return
         given = request.header(b"x-request-id")
         name = given.decode("latin-1")[:_MAX_ID] if given else ""
-        extra = b"x-request-id: %b\r\n" % (name.encode("latin-1") if name else secrets.token_hex(16).encode())
-        path, method = request.path, request.method
-        if not self._authorised(request):
-            reply.send(401, JSON_HEADERS + extra, b'{"error":"Unauthorized"}')
-        elif path in self._generate:
+        extra = face.extra_headers(name)
+        refused = face.refuses(request)
+        if refused is not None:
+            self._send(reply, refused, extra)
+        elif path in face.generates:
             if method == b"POST":
                 self._begin(request, reply, name or secrets.token_hex(8), extra)
             else:
-                self._wrong_method(reply, extra, b"POST")
-        elif path == b"/control/faults" and method in (b"PUT", b"DELETE"):
-            self._set_faults(request, reply, extra)
-        elif path == b"/metrics" and method in (b"GET", b"HEAD"):
-            text = b"server: uvicorn\r\ncontent-type: text/plain; version=1.0.0; charset=utf-8\r\n"
-            reply.send(200, text, self.metrics.render(self.driver.engine))
-        elif path in self._get:
-            if method in (b"GET", b"HEAD") or (path == b"/ping" and method == b"POST"):
-                self._plain(reply, extra, self._get[path]())
-            else:
-                self._wrong_method(reply, extra, b"GET, PUT, DELETE" if path == b"/control/faults" else b"GET")
-        elif path in self._post:
-            if method != b"POST":
-                self._wrong_method(reply, extra, b"POST")
-                return
-            try:
-                body = self._post[path](read_body(request.body, request.header(b"content-type")))
-            except Rejected as e:
-                reply.send(e.status, JSON_HEADERS + extra, e.body())
-            else:
-                self._plain(reply, extra, body)
+                self._send(reply, face.wrong_method(b"POST"), extra)
+        elif path == face.metrics_path and method in (b"GET", b"HEAD"):
+            self._send(reply, self._metrics(), b"")
+        elif path in face.get and method in (b"GET", b"HEAD"):
+            self._route(partial(face.get[path], request), reply, extra)
+        elif path in face.post and method == b"POST":
+            self._route(partial(face.post[path], request), reply, extra)
+        elif path in face.get or path in face.post:
+            self._send(reply, face.wrong_method(b"GET" if path in face.get else b"POST"), extra)
         else:
-            reply.send(404, JSON_HEADERS + extra, b'{"detail":"Not Found"}')
+            self._send(reply, face.not_found(), extra)
+
+    def _route(self, route: Callable[[], Sent | Later], reply: Reply, extra: bytes) -> None:
+        if not reply.open:
+            return
+        try:
+            sent = route()
+        except Rejected as e:
+            sent = self.face.error(e)
+        if isinstance(sent, Later):
+            seconds = self.face.later(sent.seconds)
+            asyncio.get_running_loop().call_later(seconds, self._route, sent.then, reply, extra)
+        else:
+            self._send(reply, sent, extra)
+
+    @staticmethod
+    def _send(reply: Reply, sent: Sent, extra: bytes) -> None:
+        reply.send(sent.status, sent.headers + extra, sent.body)
+
+    def _metrics(self) -> Sent:
+        if self.faults.faults:
+            if self.faults.holds(Kind.HTML_METRICS):
+                return html_page(200)
+            if self.faults.holds(Kind.OTHER_METRICS):
+                return other_page(self.face, self)
+        return self.face.metrics()
 
     # --- generating --------------------------------------------------------------------------------------------------
 
-    def _begin(self, request: Request, reply: Reply, request_id: str, extra: bytes) -> None:
+    def _begin(self, request: Request, reply: Reply, name: str, extra: bytes) -> None:
         header = request.header(FAULT_HEADER) if self.settings.allow_fault_header else None
         try:
             fault = parse(header.decode("latin-1")) if header is not None else self.faults.draw()
         except BadFault as e:
             rejected = Rejected(f"{FAULT_HEADER.decode()}: {e}", param=FAULT_HEADER.decode())
-            reply.send(400, JSON_HEADERS + extra, rejected.body())
+            self._send(reply, self.face.error(rejected), extra)
             return
-        now = self.driver.now()
-        record = self.books.open(request_id, request.path.decode("latin-1"), fault, now)
-        if fault is not None and self._faulted(fault, request, reply, request_id, extra, record):
+        record = self.books.open(name, request.path.decode("latin-1"), fault, self.driver.now())
+        self.tally.requests += 1
+        if fault is not None and self._faulted(fault, request, reply, name, extra, record):
             return
-        self._start(fault, request, reply, request_id, extra, record)
+        self._start(fault, request, reply, name, extra, record)
 
     def _start(
-        self, fault: Fault | None, request: Request, reply: Reply, request_id: str, extra: bytes, record: Record
+        self, fault: Fault | None, request: Request, reply: Reply, name: str, extra: bytes, record: Record
     ) -> None:
         """Every end is answered here, also where a timer calls."""
         try:
-            self._serve(fault, request, reply, request_id, extra, record)
+            self._serve(fault, request, reply, name, extra, record)
         except Rejected as e:
             self.books.close(record, "rejected", self.driver.now())
             if e.status == 503:
                 request.keep_alive = False
-            reply.send(e.status, JSON_HEADERS + extra, e.body())
+            self._send(reply, self.face.error(e), extra)
         except Exception:
             log.exception("a request failed inside the engine")
             self.books.close(record, "faulted", self.driver.now())
@@ -185,73 +206,59 @@ class EngineServer:
             if reply.started:
                 reply.abort()
             else:
-                reply.send(500, JSON_HEADERS + extra, engine_died().body())
+                self._send(reply, self.face.error(self.face.died()), extra)
 
     def _serve(
-        self, fault: Fault | None, request: Request, reply: Reply, request_id: str, extra: bytes, record: Record
+        self, fault: Fault | None, request: Request, reply: Reply, name: str, extra: bytes, record: Record
     ) -> None:
         """Raises Rejected."""
-        settings = self.settings
-        fields = read_body(request.body, request.header(b"content-type"))
-        if request.path == b"/v1/embeddings":
-            embed = read_embed(fields, settings.models, settings.max_model_len)
-            self._check_priority(embed.priority)
-            flow: EmbedFlow | Flow = EmbedFlow(
-                embed,
-                reply,
-                Out(reply, fault, asyncio.get_running_loop()),
-                record,
-                request_id=f"embd-{request_id}",
-                extra_headers=extra,
-                driver=self.driver,
-                metrics=self.metrics,
-                books=self.books,
-            )
-            self._submit(flow)
+        face, settings = self.face, self.settings
+        prepared = Prepared(name, extra, int(time.time()), settings.prompt_tokens_details)
+        if request.path == EMBEDDINGS:
+            embed = face.embed(request)
+            out = Out(reply, fault, asyncio.get_running_loop())
+            self._submit(EmbedFlow(face, embed, reply, out, record, prepared=prepared, books=self.books))
             return
-        chat = request.path == b"/v1/chat/completions"
-        generation = read_generation(fields, chat=chat, models=settings.models, limit=settings.max_model_len)
-        self._check_priority(generation.priority)
-        if fault is not None and fault.kind in _TOOL_KINDS and chat and not generation.tools:
-            generation.tools, generation.tool_choice = [_LOOKUP], "required"
-        strange = fault is not None and fault.kind is Kind.SPLIT_UTF8
-        flow = Flow(
-            generation,
-            write_scripts(generation, settings.seed, strange=strange),
-            reply,
-            record,
-            request_id=f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
-            extra_headers=extra,
-            fault=fault,
-            driver=self.driver,
-            metrics=self.metrics,
-            books=self.books,
-            details=settings.prompt_tokens_details,
-            handovers=self.handovers,
-        )
-        self._submit(flow)
+        ask = face.read(request)
+        if fault is not None and fault.kind in _TOOL_KINDS and ask.chat and not ask.tools:
+            ask.tools, ask.tool_choice = [_LOOKUP], "required"
+        try:
+            face.admit(ask)
+            strange = fault is not None and fault.kind is Kind.SPLIT_UTF8
+            scripts = write_scripts(ask, settings.seed, strange=strange)
+            if fault is not None and fault.kind is Kind.WRONG_MODEL:
+                ask.model = _OTHER_MODEL
+            flow = Flow(face, ask, scripts, reply, record, prepared=prepared, fault=fault, books=self.books)
+            if fault is not None and fault.kind is Kind.CLOSE_IDLE:
+                flow.then = close_when_idle(reply)
+            self._submit(flow)
+        except Rejected as e:
+            if not (e.late and ask.stream):
+                raise
+            self._refuse_in_stream(e, ask, reply, prepared, record)
 
-    def _check_priority(self, priority: int) -> None:
-        """vLLM 0.32's OpenAPI: any priority other than 0 is an error where it is not scheduled by."""
-        if priority and self.settings.engine.policy != "priority":
-            raise parameter("priority", f"Got priority {priority} but Priority scheduling is not enabled.", priority)
+    def _refuse_in_stream(self, e: Rejected, ask: Generation, reply: Reply, prepared: Prepared, record: Record) -> None:
+        self.books.close(record, "rejected", self.driver.now())
+        answer = self.face.answer(ask, [], prepared)
+        reply.start(200, answer.stream_head())
+        reply.write(answer.error_event(e))
+        reply.end()
 
     def _submit(self, flow: EmbedFlow | Flow) -> None:
         """Raises Rejected."""
         try:
             flow.begin()
         except TooLong as e:
-            raise Rejected(str(e)) from None
+            raise self.face.too_long(str(e)) from None
         except Refused as e:
-            for limit in LIMITS:
-                self.metrics.rejections[limit] += limit in str(e)
-            raise _busy() from None
+            limits = [limit for limit in LIMITS if limit in str(e)]
+            for limit in limits:
+                self.tally.rejections[limit] += 1
+            raise self.face.busy(limits[0]) from None
 
-    def _faulted(
-        self, fault: Fault, request: Request, reply: Reply, request_id: str, extra: bytes, record: Record
-    ) -> bool:
+    def _faulted(self, fault: Fault, request: Request, reply: Reply, name: str, extra: bytes, record: Record) -> bool:
         """What a fault does instead of serving, or before. False where the request goes on at once."""
-        kind = fault.kind
+        kind, face = fault.kind, self.face
         books, driver = self.books, self.driver
 
         def done(how: str = "faulted") -> None:
@@ -259,19 +266,23 @@ class EngineServer:
 
         if kind is Kind.ERROR:
             done()
-            body = (
-                fault.body.encode()
-                or Rejected("Internal Server Error", status=int(fault.arg), kind="InternalServerError").body()
-            )
-            reply.send(int(fault.arg), JSON_HEADERS + extra, body)
+            status = int(fault.arg)
+            rejected = Rejected("Internal Server Error", status=status, kind="InternalServerError")
+            body = fault.body.encode() or compact(face.error_body(rejected))
+            reply.send(status, face.json + extra, body)
+        elif kind is Kind.HTML:
+            done()
+            self._send(reply, html_page(int(fault.arg)), extra)
         elif kind is Kind.OVERLOAD_503:
             done()
             request.keep_alive = False
-            reply.send(503, JSON_HEADERS + extra, _busy().body())
+            overloaded = face.overloaded()
+            overloaded.status = 503
+            self._send(reply, face.error(overloaded), extra)
         elif kind is Kind.OVERLOAD_429:
             done()
             rejected = Rejected("Too many requests. Please try again later.", status=429, kind="RateLimitError")
-            reply.send(429, JSON_HEADERS + extra + b"retry-after: %d\r\n" % fault.arg, rejected.body())
+            self._send(reply, face.error(rejected), extra + b"retry-after: %d\r\n" % fault.arg)
         elif kind is Kind.RESET:
             done()
             reset(reply)
@@ -285,7 +296,7 @@ class EngineServer:
             timer: asyncio.TimerHandle | None = None
             if fault.arg != float("inf"):
                 timer = asyncio.get_running_loop().call_later(
-                    fault.arg, self._start, None, request, reply, request_id, extra, record
+                    fault.arg, self._start, None, request, reply, name, extra, record
                 )
 
             def gone() -> None:
@@ -298,53 +309,40 @@ class EngineServer:
             return False
         return True
 
-    # --- the other routes --------------------------------------------------------------------------------------------
+    # --- /control ----------------------------------------------------------------------------------------------------
 
-    def _authorised(self, request: Request) -> bool:
-        key = self.settings.api_key
-        if key is None or not request.path.startswith(b"/v1"):
-            return True
-        return compare_digest(request.header(b"authorization") or b"", b"Bearer " + key.encode())
+    def _control(self, request: Request, reply: Reply) -> None:
+        path, method = request.path, request.method
+        get = method in (b"GET", b"HEAD")
+        try:
+            if path == b"/control/faults" and method in (b"PUT", b"DELETE"):
+                self._set_faults(request)
+                body = self._faults()
+            elif path == b"/control/faults" and get:
+                body = self._faults()
+            elif path == b"/control/requests" and get:
+                body = self._requests()
+            elif path == RELEASE and method == b"POST":
+                body = self._release_kv(read_body(request.body, request.header(b"content-type")))
+            elif path == ROOM and method == b"POST" and self.rooms is not None:
+                self.rooms.fetch(read_body(request.body, request.header(b"content-type")), reply)
+                return
+            elif path in (b"/control/faults", b"/control/requests", RELEASE):
+                allowed = {b"/control/faults": b"GET, PUT, DELETE", b"/control/requests": b"GET"}.get(path, b"POST")
+                reply.send(405, b"allow: %b\r\n%b" % (allowed, _CONTROL), b'{"detail":"Method Not Allowed"}')
+                return
+            else:
+                reply.send(404, _CONTROL, b'{"detail":"Not Found"}')
+                return
+        except BadFault as e:
+            reply.send(400, _CONTROL, Rejected(str(e), kind="Bad Request").body())
+        except Rejected as e:
+            reply.send(e.status, _CONTROL, e.body())
+        else:
+            reply.send(200, _CONTROL, body)
 
-    @staticmethod
-    def _plain(reply: Reply, extra: bytes, body: bytes) -> None:
-        reply.send(200, (JSON_HEADERS if body else b"server: uvicorn\r\nvary: Origin\r\n") + extra, body)
-
-    @staticmethod
-    def _wrong_method(reply: Reply, extra: bytes, allowed: bytes) -> None:
-        reply.send(405, b"allow: %b\r\n%b%b" % (allowed, JSON_HEADERS, extra), b'{"detail":"Method Not Allowed"}')
-
-    def _models(self) -> bytes:
-        def permission(i: int) -> dict[str, Any]:
-            return {
-                "id": f"modelperm-{self._created:08x}{i:08x}",
-                "object": "model_permission",
-                "created": self._created,
-                "allow_create_engine": False,
-                "allow_sampling": True,
-                "allow_logprobs": True,
-                "allow_search_indices": False,
-                "allow_view": True,
-                "allow_fine_tuning": False,
-                "organization": "*",
-                "group": None,
-                "is_blocking": False,
-            }
-
-        data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._created,
-                "owned_by": "vllm",
-                "root": name,
-                "parent": None,
-                "max_model_len": self.settings.max_model_len,
-                "permission": [permission(i)],
-            }
-            for i, name in enumerate(self.settings.models)
-        ]
-        return compact({"object": "list", "data": data})
+    def _faults(self) -> bytes:
+        return compact([f.as_json() for f in self.faults.faults])
 
     def _requests(self) -> bytes:
         engine = self.driver.engine
@@ -361,57 +359,34 @@ class EngineServer:
             }
         )
 
-    def _set_faults(self, request: Request, reply: Reply, extra: bytes) -> None:
-        try:
-            if request.method == b"DELETE":
-                faults: list[Fault] = []
-            else:
-                raw = request.body or b"[]"
-                faults = from_json(read_list(raw))
-            for fault in faults:
-                if fault.kind is Kind.REFUSE:
-                    self._refuse(fault.arg)
-            self.faults.replace([f for f in faults if f.kind is not Kind.REFUSE])
-        except BadFault as e:
-            reply.send(400, JSON_HEADERS + extra, Rejected(str(e), kind="Bad Request").body())
-            return
-        self._plain(reply, extra, self._get[b"/control/faults"]())
+    def _set_faults(self, request: Request) -> None:
+        """Raises BadFault."""
+        faults: list[Fault] = []
+        if request.method == b"PUT":
+            faults = from_json(read_list(request.body or b"[]"))
+        for fault in faults:
+            if fault.kind is Kind.REFUSE:
+                self._outside.refuse(fault.arg)
+            elif fault.kind is Kind.RESTART:
+                if fault.arg:
+                    self._outside.refuse(fault.arg)
+                self.restart(self.settings)
+            elif fault.kind is Kind.KV_SIZE:
+                self.restart(self._resized(int(fault.arg)))
+            elif fault.kind is Kind.CLEAR_CACHE:
+                if not self.driver.engine.pool.clear():
+                    raise BadFault("fault 'clear-cache': requests hold KV blocks")
+                if self.events is not None:
+                    self.events.cleared()
+        self.faults.replace([f for f in faults if f.kind not in INSTANT])
 
-    def _tokenize(self, fields: Fields) -> bytes:
-        if "messages" in fields:
-            check_messages(fields)
-            fields.raise_errors()
-            check_model(fields, self.settings.models)
-            text = chat_prompt(fields.data["messages"], [], self.settings.max_model_len).text
-        else:
-            value = fields.string("prompt")
-            if "prompt" not in fields:
-                fields.missing("prompt")
-            fields.raise_errors()
-            check_model(fields, self.settings.models)
-            text = value or ""
-        numbers = tokens.encode(text)
-        strings = [p.decode("utf-8", "replace") for p in tokens.pieces(text)]
-        return compact(
-            {
-                "count": len(numbers),
-                "max_model_len": self.settings.max_model_len,
-                "tokens": numbers,
-                "token_strs": strings if fields.boolean("return_token_strs") else None,
-            }
-        )
-
-    def _detokenize(self, fields: Fields) -> bytes:
-        numbers = fields.listing("tokens")
-        if "tokens" not in fields:
-            fields.missing("tokens")
-        for i, number in enumerate(numbers or ()):
-            if not isinstance(number, int):
-                fields.error("int_type", f"tokens.{i}", "Input should be a valid integer", number)
-                break
-        fields.raise_errors()
-        check_model(fields, self.settings.models)
-        return compact({"prompt": detokenized(numbers or [], "tokens")})
+    def _resized(self, tokens: int) -> Settings:
+        """Raises BadFault."""
+        engine, limit = self.settings.engine, self.settings.max_model_len
+        blocks = tokens // engine.block_size
+        if blocks * engine.block_size < limit:
+            raise BadFault(f"fault 'kv-size': {tokens} tokens do not hold max_model_len, {limit}")
+        return replace(self.settings, engine=replace(engine, num_blocks=blocks))
 
     def _release_kv(self, fields: Fields) -> bytes:
         name = fields.string("request_id")
@@ -420,10 +395,12 @@ class EngineServer:
         fields.raise_errors()
         return compact({"released": self.handovers is not None and self.handovers.release(name or "")})
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.driver.close()
-        if self.handovers is not None:
-            self.handovers.close()
+        self.face.close()
+        if self.events is not None:
+            self.events.close()
+        await self.tasks.drain()
 
 
 def read_list(raw: bytes) -> Any:
@@ -432,7 +409,3 @@ def read_list(raw: bytes) -> Any:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError) as e:
         raise BadFault(f"the body must be a JSON list of faults: {e}") from None
-
-
-def _busy() -> Rejected:
-    return Rejected(_BUSY, status=503, kind="Service Unavailable")
