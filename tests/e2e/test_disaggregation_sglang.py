@@ -12,6 +12,7 @@ import pytest
 from e2e.client import KEY, Answer, chat, new_id, request
 from e2e.engine import ANSWER, DONE, ROLE, RawEngine, Script, Talk, chunk, delta, event, says, stream_head, whole
 from e2e.gateway import Gateway
+from engine_process import EngineProcess
 from waiting import eventually, read_until
 
 WORD = event(delta({"content": "Hi"}))
@@ -210,3 +211,44 @@ def test_a_client_that_leaves_ends_both(pools: Pools) -> None:
         client.send(request(chat(model, stream=True), x_test=test))
         read_until(client.sock, b"Hi")
     assert left[0].wait(10) and left[1].wait(10)
+
+
+def test_an_emulated_pair_answers_and_hears_of_a_client_that_leaves() -> None:
+    plain = ["--kind", "sglang", "--model", "sgl", "--keep-alive", "600"]
+    prefill = EngineProcess([*plain, "--disaggregation-mode", "prefill", "--prefill-rate", "1500"])
+    decode = EngineProcess([*plain, "--disaggregation-mode", "decode"])
+    prefill.start()
+    decode.start()
+    roles = ((prefill, "prefill"), (decode, "decode"))
+    gateway = Gateway(
+        {
+            "listeners": [{"address": "127.0.0.1:0"}],
+            "engines": [
+                {
+                    "name": role,
+                    "url": f"http://127.0.0.1:{engine.port}",
+                    "kind": "sglang",
+                    "models": ["sgl"],
+                    "role": role,
+                    "bootstrap_port": prefill.port,
+                }
+                for engine, role in roles
+            ],
+            "callers": {"keys": [{"name": "e2e", "key": KEY}]},
+        }
+    )
+    try:
+        gateway.wait_until_ready("sgl")
+        answer = gateway.ask(chat("sgl", max_tokens=7, ignore_eos=True))
+        assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 7
+        prefill.until(lambda b: b["finished"] == 1)
+        body = chat("sgl", stream=True, max_tokens=2000, ignore_eos=True)
+        with gateway.client() as client:
+            client.send(request(body))
+            read_until(client.sock, b'"content":"')
+        decode.until(lambda b: b["aborted"] == 1 and not b["open"])
+        prefill.until(lambda b: not b["open"])
+    finally:
+        gateway.stop()
+        prefill.stop()
+        decode.stop()
