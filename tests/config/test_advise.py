@@ -73,6 +73,11 @@ CASES = {
          "7: engines[0].max_idle: warning: more than max_connections (10) (found 20)",
          "9: engines[0].health_timeout: warning: over ten times health_interval (5 s) (found 51)"],
     ),
+    "a prefill engine alone": (
+        "engines:\n  - {name: p, url: 'http://h', models: [m], role: prefill}\n"
+        "  - {name: d, url: 'http://h', models: [n], role: decode}\n",
+        ["2: engines[0].role: warning: no engine decodes what it prefills: it is used as one of role both"],
+    ),
     "a recording of nothing": (
         "engines: [{name: a, url: 'http://h'}]\nadmission:\n  record: run.jsonl\n",
         ["3: admission.record: warning: nothing is recorded: admission.enabled is false"],

@@ -79,10 +79,10 @@ BAD = [
     # --- single values
     Bad("unknown keys", "listners: []\nengines:\n  - name: a\n    url: http://h\n    apikey: sk-secret\nzzz: 1\n",
         ["1: listners: unknown key; did you mean listeners? (allowed listeners, admin, state_dir, database, engines, "
-         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission)",
+         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission, disaggregation)",
          f"5: engines[0].apikey: unknown key; did you mean api_key? (allowed {ENGINE})",
          "6: zzz: unknown key (allowed listeners, admin, state_dir, database, engines, "
-         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission)"]),
+         "models, callers, limits, timeouts, retries, cors, logging, metrics, admission, disaggregation)"]),
     Bad("missing", "engines:\n  - kind: vllm\n",
         [f"2: engines[0].name: missing (allowed {NAME})",
          "2: engines[0].url: missing "
@@ -197,6 +197,11 @@ BAD = [
         ["1: admin: the address is taken: listeners[0].address by default is 127.0.0.1:8080 (found 'localhost:8080')"]),
     Bad("soft cap", "engines:\n  - {name: a, url: http://h, max_num_seqs: 8, concurrency: 9}\n",
         ["2: engines[0]: concurrency must not be more than max_num_seqs (8) (found a mapping)"]),
+    Bad("role", "engines: [{name: a, url: http://h, kind: openai, role: prefill}]\n",
+        ["1: engines[0]: role prefill is for engines that hand KV over: kind vllm or sglang, not openai "
+         "(found a mapping)"]),
+    Bad("late prefill", "engines: [{name: a, url: http://h, role: prefill}]\ntimeouts: {first_byte: 20}\n",
+        ["1: disaggregation.longest (30 s) must not be more than timeouts.first_byte (20 s) (found a mapping)"]),
     Bad("no first token", "engines: [{name: a, url: http://h}]\nadmission: {enabled: true, ttft: {low: 0.01}}\n",
         ["1: admission.ttft.low promises 0.01 s, and the empty engine a needs 0.0201 s for a prompt of one token "
          "(decode_step 0.02) (found a mapping)"]),

@@ -381,6 +381,31 @@ def test_an_answer_read_whole_is_presumed_to_have_begun_when_it_was_promised(ask
     assert admission.books["a"].decoding == 0
 
 
+def test_a_prompt_that_is_computed_elsewhere_holds_kv_here_and_no_prefill(ask: Asks) -> None:
+    admission = policy()
+    books = admission.books["a"]
+    one = ask(tokens=3_000, prefix=(1, 2, 3), block_tokens=800.0)
+    assert isinstance(admission.offer(one, 0.0), Admit)
+    held = books.kv.peak()
+    assert books.ttft.backlog(0.0) > 0
+    admission.engine_here("p", FACTS, 0.0)
+    admission.on_split(one, "p", 0.0)
+    assert (books.ttft.backlog(0.0), len(books.ttft), books.kv.peak()) == (0.0, 0, held)
+    # The next one waits for nobody's prefill, and both engines have its prompt.
+    assert books.bound(ask(), 0.0) == policy().books["a"].bound(ask(), 0.0)
+    later = ask(tokens=3_000, prefix=(1, 2, 3), block_tokens=800.0)
+    admission.quote(later, 0.0)
+    assert later.matched == {"a": 3, "p": 3}
+    admission.on_first_token(one, 1.0)
+    assert (books.decoding, books.ttft.learned) == (1, 0)
+    # What came by the handover is no hit of the engine's own cache.
+    trust = admission.placer.prefixes.trust("a")
+    admission.on_end(one, 2.0, tokens=5, cached_tokens=2_999)
+    assert admission.placer.prefixes.trust("a") == trust
+    assert (books.kv.peak(), books.sequences, books.decoding) == (0, 0, 0)
+    admission.on_split(one, "p", 2.0)  # too late: nothing happens
+
+
 def test_a_quote_decides_nothing(ask: Asks) -> None:
     admission = policy()
     one = ask(tokens=1000)

@@ -120,6 +120,8 @@ class Run:
             if isinstance(decision, Admit):
                 first = self.now + decision.bound * self.dice.uniform(0.3, 1.1)
                 self.started[ask.key] = (ask, first, first + self.dice.expovariate(1.0))
+                if ask.key % 16 == 0:
+                    self.policy.on_split(ask, "b", self.now)
             elif isinstance(decision, Wait):
                 self.waiting[ask.key] = ask
             else:

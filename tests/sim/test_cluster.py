@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.hardware.steptime import Chunk
+from forebay.policy.disaggregation import SplitRules
 from forebay.policy.placement import RoundRobin
+from forebay.policy.prior import PrefillPrior
 from forebay.sim.cluster import REFUSE, Cluster, Immediate, LeastRequests, Monitor, PassThrough, Policy
+from forebay.sim.disaggregated import Disaggregated
 from forebay.sim.engine import EngineModel
 from forebay.sim.jobs import Listener
 from forebay.sim.results import Outcome
@@ -84,6 +87,7 @@ def simulate(
         policy or PassThrough(RoundRobin(), engines - decoders),
         max_model_len=512,
         decoders=decoders,
+        splitter=policy if isinstance(policy, Disaggregated) else None,
         delay=delay,
         patience=patience,
         until=until,
@@ -274,6 +278,22 @@ def test_prefill_here_decode_there():
     assert first.stats.leases_expired == 0
 
 
+PRIOR = PrefillPrior(0.01, 0.001, 0.0, 0.01, 0.0, 64)
+
+
+def test_a_prompt_is_computed_where_it_disturbs_nobody_and_whole_where_that_is_sooner():
+    policy = Disaggregated(SplitRules(least_tokens=40, latency=0.02, per_token=1e-4), 1, 1, PRIOR)
+    # On an idle engine a handover would only cost; beside one that decodes it pays; a small prompt never goes.
+    asks = [Ask(0.0, 60, 60), Ask(0.3, 60, 20), Ask(0.4, 30, 20)]
+    cluster = simulate(asks, engines=2, decoders=1, policy=policy, transfer_latency=0.02)
+    r = cluster.record.requests
+    assert list(r.engine) == [1, 0, 1] and policy.split == 1
+    prefill, decode = cluster.engines
+    assert prefill.stats.prefill_tokens == 60 and decode.stats.prefill_tokens == 60 + 1 + 30
+    assert list(r.outcome) == [Outcome.FINISHED] * 3
+    assert prefill.stats.leases_expired == 0
+
+
 def test_one_token_answers_need_no_decode_engine():
     cluster = simulate([Ask(0.0, 50, 1)], engines=2, decoders=1)
     assert list(cluster.record.requests.outcome) == [Outcome.FINISHED]
@@ -281,13 +301,24 @@ def test_one_token_answers_need_no_decode_engine():
 
 
 @settings(max_examples=60)
-@given(many, st.integers(1, 2), st.integers(1, 2), st.sampled_from([0.05, 0.3, math.inf]), st.sampled_from([0.0, 0.1]))
+@given(
+    many,
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.sampled_from([0.05, 0.3, math.inf]),
+    st.sampled_from([0.0, 0.1]),
+    st.booleans(),
+)
 def test_no_kv_is_left_behind_between_prefill_and_decode(
-    asks: list[Ask], prefill: int, decode: int, patience: float, latency: float
+    asks: list[Ask], prefill: int, decode: int, patience: float, latency: float, by_request: bool
 ):
+    policy = None
+    if by_request:
+        rules = SplitRules(least_tokens=20, latency=latency, per_token=1e-6)
+        policy = Disaggregated(rules, prefill, decode, PRIOR)
     cluster = simulate(
         asks, engines=prefill + decode, decoders=decode, patience=patience, transfer_latency=latency,
-        max_num_queued_reqs=6,
+        max_num_queued_reqs=6, policy=policy,
     )  # fmt: skip
     r = cluster.record.requests
     assert cluster.record.ended == len(asks) and Outcome.UNFINISHED not in r.outcome
@@ -296,6 +327,9 @@ def test_no_kv_is_left_behind_between_prefill_and_decode(
             assert r.arrival[i] <= r.scheduled[i] < r.first[i] <= r.end[i]
             assert (r.first[i] < r.end[i]) == (ask.output_tokens > 1)
     assert repr(cluster._decoders) == f"<Decoders {[0] * decode}>"
+    if policy is not None:
+        assert repr(policy).startswith(f"<Disaggregated {[0] * decode} ")
+        assert all(len(book) == 0 for book in policy.policy.books.values())
     now = cluster.seconds + 5  # less than a lease
     for engine in cluster.engines:
         engine.advance(max(now, engine.now))

@@ -34,6 +34,7 @@ WRITTEN_BY_THE_POLICY = {
     "holder",
     "latest",
     "bound",
+    "prefill",
     "charged",
     "charged_as",
     "produced",
@@ -65,7 +66,9 @@ def path(run: Lines, tmp_path: Path) -> Path:
 
 def test_a_made_up_run_has_everything_in_it_and_is_decided_the_same_again(run: Lines, path: Path) -> None:
     calls = Counter(type(call).__name__ for call in run.calls)
-    assert all(calls[name] for name in ("Offer", "Due", "End", "FirstToken", "Tokens", "Reported", "Configure"))
+    assert all(
+        calls[name] for name in ("Offer", "Due", "End", "FirstToken", "Split", "Tokens", "Reported", "Configure")
+    )
     assert all(calls[name] > 1 for name in ("AskQuote", "EngineGone", "EngineHere"))
     kinds = {kind(decision) for call in run.calls for _, decision in decisions(call)}
     assert kinds >= {"admit", "wait", "refuse, slo", "refuse, evicted", "refuse, shed_kv", "refuse, shed_preempting"}

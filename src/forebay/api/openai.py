@@ -35,6 +35,20 @@ class Body(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
+    kv_transfer_params: Raw = _ABSENT
+    bootstrap_host: Raw = _ABSENT
+    bootstrap_port: Raw = _ABSENT
+    bootstrap_room: Raw = _ABSENT
+
+    @property
+    def says_where(self) -> bool:
+        """Whether it has fields by which engines find each other's memory (vLLM's, SGLang's)."""
+        return (
+            self.kv_transfer_params is not _ABSENT
+            or self.bootstrap_host is not _ABSENT
+            or self.bootstrap_port is not _ABSENT
+            or self.bootstrap_room is not _ABSENT
+        )
 
 
 class ChatBody(Body, frozen=True):

@@ -45,7 +45,11 @@ def command(
         typer.Option(metavar="PATH", help="Step times: a folder of measured tables, or what calibrate wrote."),
     ] = None,
     policy: Annotated[
-        str, typer.Option(metavar="NAME[,…]", help="none: pass every request on at once; admission: keep promises.")
+        str,
+        typer.Option(
+            metavar="NAME[,…]",
+            help="none: pass every request on at once; admission: keep promises; disaggregation: split by request.",
+        ),
     ] = "none",
     placement: Annotated[str, typer.Option(metavar="NAME[,…]", help="round_robin or least_requests.")] = "round_robin",
     batching: Annotated[

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from forebay.config.document import Node, Path, Trouble
+from forebay.config.engine import Engine, Role
 from forebay.config.fit import idle_settings
 from forebay.config.launch import SECRET_VARIABLE, Launch
 from forebay.config.models import Config
@@ -41,6 +42,8 @@ def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
                 yield Trouble(0, (*at, "url"), "api_key crosses the network unencrypted; use https://", engine.url)
             if _in_the_open(tree, (*at, "api_key")):
                 yield Trouble(0, (*at, "api_key"), "the key is readable in the file; write ${VAR}")
+        if engine.role is Role.PREFILL and engine.models and not _decodes(config, engine):
+            yield Trouble(0, (*at, "role"), "no engine decodes what it prefills: it is used as one of role both")
         if engine.launch is not None:
             yield from _launch(engine.launch, engine.api_key is not None, tree, (*at, "launch"))
         if url.scheme == "https" and not engine.tls.verify:
@@ -51,6 +54,12 @@ def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
             yield Trouble(
                 0, (*at, "max_idle"), f"more than max_connections ({engine.max_connections:,})", f"{engine.max_idle:,}"
             )
+
+
+def _decodes(config: Config, prefill: Engine) -> bool:
+    """Whether another engine might decode one of its models; one that is not asked yet might."""
+    models = set(prefill.models)
+    return any(e.role is not Role.PREFILL and (not e.models or models & set(e.models)) for e in config.engines)
 
 
 def _launch(launch: Launch, key: bool, tree: Node | None, at: Path) -> Iterator[Trouble]:

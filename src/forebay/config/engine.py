@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from forebay.config.launch import Launch, filled_in
 from forebay.config.section import Name, Seconds, Secret, Section, clash
 
-__all__ = ["ClientTLS", "Drain", "Engine", "EngineKind", "OnClientGone"]
+__all__ = ["ClientTLS", "Drain", "Engine", "EngineKind", "OnClientGone", "Role"]
 
 
 class ClientTLS(Section):
@@ -57,6 +57,17 @@ class Drain(Section):
     """Answers of this engine read on at the same time; others are cancelled. Each holds a connection."""
 
 
+class Role(StrEnum):
+    """What an engine does of a request."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+_HAND_OVER = frozenset({"vllm", "sglang", "auto"})
+
+
 class Engine(Section):
     name: Name
     """Its label in metrics, logs and headers."""
@@ -95,6 +106,13 @@ class Engine(Section):
     """How fast it prefills, to begin with: what it really does is learned."""
     decode_step: Seconds = 0.02
     """Seconds of one of its decode steps, to begin with."""
+    role: Role = Role.BOTH
+    """prefill: computes prompts that other engines of its models decode, and is sent whole requests only where none of
+    those is left. decode, both: is sent all others; a decode engine of SGLang only where a prefill engine is there."""
+    bootstrap_host: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    """SGLang, role prefill: the host at which decode engines find it; None: the url's."""
+    bootstrap_port: Annotated[int, Field(ge=1, le=65_535)] = 8_998
+    """The port there (SGLang: --disaggregation-bootstrap-port, whose default this is)."""
     launch: Launch | None = None
     """How `forebay launch` starts it on this machine; its url follows from it."""
 
@@ -147,6 +165,8 @@ class Engine(Section):
 
     @model_validator(mode="after")
     def _within_the_engine(self) -> Engine:
+        if self.role is not Role.BOTH and self.kind not in _HAND_OVER:
+            raise clash(f"role {self.role} is for engines that hand KV over: kind vllm or sglang, not {self.kind}")
         if self.concurrency is not None and self.concurrency > self.max_num_seqs:
             raise clash(f"concurrency must not be more than max_num_seqs ({self.max_num_seqs:,})")
         return self
@@ -167,6 +187,13 @@ class Engine(Section):
         if launch.served_model_name is not None and launch.served_model_name not in self.models:
             raise clash(f"models does not list launch.served_model_name ({launch.served_model_name}): leave models out")
         return self
+
+    @field_validator("bootstrap_host")
+    @classmethod
+    def _a_host(cls, value: str | None) -> str | None:
+        if value is not None and not VISIBLE.fullmatch(value):
+            raise ValueError("a bootstrap_host is a host's name or address, without spaces")
+        return value
 
     @field_validator("api_key")
     @classmethod

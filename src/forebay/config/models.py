@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from forebay.config.admission import Admission
-from forebay.config.engine import VISIBLE, Engine
+from forebay.config.disaggregation import Disaggregation
+from forebay.config.engine import VISIBLE, Engine, Role
 from forebay.config.fit import impossible
 from forebay.config.section import Class, Name, Seconds, Secret, Section
 from forebay.config.section import clash as _clash
@@ -338,6 +339,8 @@ class Config(Section):
     """Edges of the latency histograms."""
     admission: Admission = Admission()
     """What is promised, and how full engines may get."""
+    disaggregation: Disaggregation = Disaggregation()
+    """Prefill on one engine, decode on another."""
 
     @field_validator("listeners")
     @classmethod
@@ -360,6 +363,11 @@ class Config(Section):
         if self.admission.enabled:
             for why in impossible(self.admission, self.engines):
                 raise _clash(why)
+        if Role.PREFILL in {e.role for e in self.engines} and self.disaggregation.longest > self.timeouts.first_byte:
+            raise _clash(
+                f"disaggregation.longest ({self.disaggregation.longest:g} s) must not be more than "
+                f"timeouts.first_byte ({self.timeouts.first_byte:g} s)"
+            )
         if self.callers.anonymous.any_key and not all(x.address.loopback for x in self.listeners):
             raise _clash("callers.anonymous.any_key is for loopback listeners only")
         return self

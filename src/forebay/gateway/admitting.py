@@ -160,6 +160,13 @@ class Admitting:
                 self._streams[ask.key] = x
             self._arm(now)
 
+    def split(self, x: Exchange, prefill: str) -> None:
+        """That engine computes its prompt."""
+        if x.ask is not None:
+            now = monotonic()
+            self.policy.on_split(x.ask, prefill, now)
+            self._arm(now)
+
     def end(self, x: Exchange) -> None:
         """The attempt is over, in whatever way."""
         ask, x.ask = x.ask, None
@@ -195,7 +202,7 @@ class Admitting:
         for name, handle in healthy.items():
             if name not in self._handles:
                 self._handles[name] = handle
-                self.policy.engine_here(name, _facts(handle), now)
+                self.policy.engine_here(name, facts_of(handle), now)
         self._arm(now)
 
     def reported(self, handle: Handle) -> None:
@@ -291,7 +298,7 @@ class Admitting:
         return f"<Admitting {len(self._waiting)} waiting, {self.policy!r}>"
 
 
-def _facts(handle: Handle) -> Facts:
+def facts_of(handle: Handle) -> Facts:
     config, report = handle.config, handle.report
     most = min(config.max_num_seqs, report.max_num_seqs or config.max_num_seqs)
     token = 1 / config.prefill_tokens_per_s

@@ -18,6 +18,7 @@ from forebay.errors import Outcome, Refusal
 from forebay.gateway.aborts import Aborts
 from forebay.gateway.admitting import MOST_TOKENS, Admitting
 from forebay.gateway.callers import Caller, Callers
+from forebay.gateway.disaggregated import Disaggregating
 from forebay.gateway.draining import Drains
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.explaining import TOLD, asks_for
@@ -71,6 +72,7 @@ class Gateway:
         self.aborts = Aborts()
         self._tokens = TokenEstimates()
         ticker.add(self.drains.sweep)
+        self.disaggregating = Disaggregating(config.disaggregation, self)
         self._log = request_log
         self._ids = RequestIds()
         self._stamp = Stamp()
@@ -83,6 +85,7 @@ class Gateway:
         self.callers.configure(config.callers, config.listeners)
         self.fleet.configure(config)
         self._log.configure(config.logging)
+        self.disaggregating.configure(config.disaggregation)
         if self.admitting is not None and config.admission.enabled:
             self.admitting.configure(config.admission)
 
@@ -298,6 +301,8 @@ class Gateway:
             shown = (x.request.body[:SHOWN], x.shown)
             asked, answered = (msgspec.json.encode(text.decode("utf-8", "replace")) for text in shown)
             spent += b',"body":%b,"answer":%b' % (asked, answered)
+        if x.legs is not None and x.legs.prefill is not None:
+            spent += b',"prefill":"%b"' % x.legs.prefill.name.encode()
         if x.refusal is not None:
             spent += b',"code":%b,"why":%b' % (
                 msgspec.json.encode(x.refusal.code),

@@ -90,7 +90,13 @@ class Control:
             index=self._index,
             draining=server.draining,
             keys_version=gateway.callers.version,
-            families=(*gateway.telemetry.snapshot(), *self._gauges(), *self._admission(), *self._wire()),
+            families=(
+                *gateway.telemetry.snapshot(),
+                counter_snapshot(gateway.disaggregating.decisions),
+                *self._gauges(),
+                *self._admission(),
+                *self._wire(),
+            ),
             engines=tuple(
                 EngineState(
                     h.name,

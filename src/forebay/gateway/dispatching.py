@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from forebay.gateway.handles import Handle
 
 
-def send_in(dialect: Dialect, handle: Handle, x: Exchange) -> None:
-    """Sends it, or refuses what cannot be said to this engine."""
+def send_in(dialect: Dialect, handle: Handle, x: Exchange, *, begun: bool = False) -> None:
+    """Sends it, or refuses what cannot be said to this engine. `begun`: the attempt is."""
     front, limits = x.front, x.gateway.limits
     sending = Sending(
         front.route,
@@ -32,7 +32,8 @@ def send_in(dialect: Dialect, handle: Handle, x: Exchange) -> None:
     except Refusal as refusal:
         x.refuse(refusal.with_traceback(None))
         return
-    x.begin_attempt(handle)
+    if not begun:
+        x.begin_attempt(handle)
     x.abort = prepared.abort
     body, reading = prepared.body, prepared.reading
     handle.pool.request(

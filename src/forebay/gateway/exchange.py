@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay import errors
 from forebay.api import openai
+from forebay.engines.handover import handover_of
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.dialects import Abort
 from forebay.gateway.dispatching import send_in
@@ -31,6 +32,7 @@ from forebay.wire.upstream import Call, Failure
 
 if TYPE_CHECKING:
     from forebay.gateway.app import Gateway
+    from forebay.gateway.legs import Legs
     from forebay.gateway.tokens import Counted
     from forebay.policy.asks import Ask
 
@@ -84,6 +86,7 @@ class Exchange(ABC):
         "free",
         "front",
         "gateway",
+        "legs",
         "outcome",
         "payload",
         "received_at",
@@ -134,6 +137,7 @@ class Exchange(ABC):
         self.exact = False  # `usage` is the engine's last word
         self.free = True  # the last attempt cost the engine nothing: it never had it, or refused it
         self.call: Call | None = None
+        self.legs: Legs | None = None  # its attempt's, where its model has prefill engines
         self.refusal: Refusal | None = None  # what it ended with, if not an answer of the engine's
         self.shown = b""  # the answer's beginning, where bodies are logged
         self.payload = payload
@@ -170,14 +174,13 @@ class Exchange(ABC):
     def _place(self, last: Refusal | None) -> None:
         """Choose an engine and send; `last` is what to say where there is none to choose."""
         gateway = self.gateway
-        candidates = self.entry.candidates
+        candidates, able = self.entry.candidates, self.entry.able
         if self._tried:
             self.entry = gateway.fleet.catalog.get(self.entry.name, self.entry)
-            candidates = tuple(c for c in self.entry.candidates if c not in self._tried)
+            candidates, able = self.entry.left(self._tried)
         if gateway.admitting is not None and candidates and self.front.route.streams:
             # One that is not healthy may be by the time the request goes.
-            able = self.entry.able
-            gateway.admitting.begin(self, tuple(c for c in able if c not in self._tried) if self._tried else able)
+            gateway.admitting.begin(self, able)
             return
         name = gateway.placement.choose(self.entry.name, candidates, self.received_at)
         if name is None:
@@ -196,11 +199,28 @@ class Exchange(ABC):
         if handle is None:
             self.refuse(errors.no_engine(self.entry.name, "none of its engines is healthy"))
             return
+        self.legs = None
+        apart = self.entry.apart and handover_of(handle.adapter.kind) is not None
+        if apart:
+            self.begin_attempt(handle)
+            if gateway.disaggregating.begin(self, handle, self.payload):
+                return
         if handle.dialect is not None:
-            send_in(handle.dialect, handle, self)
+            send_in(handle.dialect, handle, self, begun=apart)
             return
-        self.begin_attempt(handle)
-        payload = self.payload
+        if not apart:
+            self.begin_attempt(handle)
+        self.send(handle, self.payload)
+
+    def has_tried(self, name: str) -> bool:
+        return name in self._tried
+
+    def now_at(self, name: str) -> None:
+        """The attempt is with another of its engines."""
+        self._tried = (*self._tried[:-1], name)
+
+    def send(self, handle: Handle, payload: bytes) -> None:
+        """To the engine whose answer the client gets."""
         handle.pool.request(
             b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
             % (handle.head(b"POST", self.front.route.path), self.front.block, self.request_id, len(payload)),
@@ -230,7 +250,7 @@ class Exchange(ABC):
         if self.ask is not None and gateway.admitting is not None:
             gateway.admitting.end(self)
         retries = gateway.config.retries
-        others = any(c not in self._tried for c in self.entry.candidates)
+        others, _ = self.entry.left(self._tried)
         if not others or self.attempts >= retries.attempts or not gateway.retry_budget.take(gateway.ticker.now):
             self.refuse(refusal)
             return
@@ -294,6 +314,8 @@ class Exchange(ABC):
 
     def on_fail(self, failure: Failure, detail: str) -> None:
         self.count_failure(failure.value)
+        if self.legs is not None:
+            self.legs.decode_failed(failure)
         handle = self._handle
         if failure in _UNREACHED:
             self.free = True
@@ -337,6 +359,8 @@ class Exchange(ABC):
         """The answer's first content is here."""
         self.first_content_at = now
         self._move(_FIRST_TOKEN)
+        if self.legs is not None:
+            self.legs.first_content(now)
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.first_content(self, now)
 
@@ -448,6 +472,11 @@ class Exchange(ABC):
         else:
             self._pass_refusal(status, body)
 
+    def said_elsewhere(self, status: int, body: bytes) -> None:
+        """The client's to read, from an engine that has a part in its answer."""
+        self._headers = [(b"content-type", b"application/json")]
+        self._pass_refusal(status, body)
+
     def _pass_refusal(self, status: int, body: bytes) -> None:
         self.status = status
         self.reply.send(status, self.downstream_head(), body)
@@ -466,9 +495,7 @@ class Exchange(ABC):
         else:
             self.state = walk(self.state, _ENDS.get(outcome, _REFUSE), _SETTLE)
         self._drop_call()
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.in_flight -= 1
+        self._release()
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.end(self)
         self.gateway.live.discard(self)
@@ -491,6 +518,8 @@ class Exchange(ABC):
 
     def _drop_call(self) -> None:
         """The engine is to stop, if it works on it."""
+        if self.legs is not None:
+            self.legs.dropping()
         call = self.call
         if call is None:
             return
@@ -506,6 +535,8 @@ class Exchange(ABC):
             self.gateway.aborts.tell(self._handle, abort)
 
     def _release(self) -> None:
+        if self.legs is not None:
+            self.legs.end()
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.in_flight -= 1

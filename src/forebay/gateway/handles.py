@@ -13,6 +13,7 @@ from forebay.engines.base import EngineReport
 from forebay.engines.registry import adapter
 from forebay.gateway.dialects import dialect_of
 from forebay.gateway.looking import Look
+from forebay.gateway.roles import roles_of
 from forebay.wire.pool import Pool
 
 EAGER, EAGER_SECONDS = 0.1, 15.0
@@ -132,15 +133,27 @@ class Handle:
 class Entry:
     """What one model name means now."""
 
-    __slots__ = ("_suffix", "able", "candidates", "defaults", "engines", "name", "renames", "target", "target_json")
+    __slots__ = (
+        "_suffix",
+        "able",
+        "apart",
+        "candidates",
+        "defaults",
+        "engines",
+        "name",
+        "prefills",
+        "renames",
+        "spares",
+        "target",
+        "target_json",
+    )
 
     def __init__(self, name: str, target: str, engines: tuple[Handle, ...], model: Model) -> None:
         self._suffix = b""
         self.name = name
         self.target = target
         self.engines = engines
-        self.able = tuple(e.name for e in engines)
-        self.candidates = tuple(e.name for e in engines if e.healthy)
+        self.able, self.candidates, self.spares, self.prefills, self.apart = roles_of(engines)
         self.defaults = {k: msgspec.json.encode(v) for k, v in model.defaults.items()}
         self.target_json = msgspec.json.encode(target)
         ours = msgspec.json.encode(name)
@@ -152,6 +165,14 @@ class Entry:
             if name != target
             else ()
         )
+
+    def left(self, tried: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of those not yet tried, who is healthy, and who is able once it is."""
+        healthy = tuple([c for c in self.candidates if c not in tried])
+        if not healthy and self.spares:
+            healthy = tuple([c for c in self.spares if c not in tried])
+            return healthy, healthy
+        return healthy, tuple([c for c in self.able if c not in tried])
 
     def shared(self, suffix: bytes) -> bytes:
         """The same bytes, one object for all streams of this model: it stays in the processor's cache."""

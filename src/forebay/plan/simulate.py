@@ -18,10 +18,13 @@ from forebay.config.models import Class
 from forebay.errors import shown
 from forebay.hardware.steptime import OutOfProfile, StepTime
 from forebay.plan.simulate_hardware import GPU, MODEL, Hardware, HardwareError, Wanted, find_hardware
+from forebay.policy.disaggregation import SplitRules
 from forebay.policy.placement import RoundRobin
+from forebay.policy.prior import PrefillPrior
 from forebay.policy.rules import Rules
 from forebay.sim.admitted import Admitted, facts_of
 from forebay.sim.cluster import Cluster, LeastRequests, Monitor, PassThrough, Policy
+from forebay.sim.disaggregated import Disaggregated
 from forebay.sim.engine import EngineModel
 from forebay.sim.jobs import Listener
 from forebay.sim.results import Slo
@@ -31,7 +34,7 @@ from forebay.sim.workloads.transforms import SPEEDS, Limited, Sped
 
 FORMAT: Final = 1
 """Of the JSON result; goes up when a key changes its meaning or goes."""
-POLICIES: Final = ("none", "admission")
+POLICIES: Final = ("none", "admission", "disaggregation")
 PLACEMENTS: Final = ("round_robin", "least_requests")
 MOST_RUNS: Final = 64
 """Side by side."""
@@ -143,6 +146,8 @@ def _check(setup: Setup) -> None:
         need("limit", setup.limit, 1)
     if setup.policy == "admission" and setup.decode_engines:
         raise SimulateError("policy admission does not know prefill and decode engines apart; leave decode_engines out")
+    if setup.policy == "disaggregation" and not setup.decode_engines:
+        raise SimulateError("policy disaggregation is for prefill and decode engines; give --decode-engines N")
     slo = setup.slo
     for option, value in (("slo-ttft", slo.ttft), ("slo-ttft-per-1k", slo.per_1k), ("slo-tpot", slo.tpot)):
         if not value >= 0 or (option != "slo-tpot" and not isfinite(value)):
@@ -167,15 +172,17 @@ def simulate(setup: Setup, monitor: Monitor = lambda now, arrived, ended: False)
         return EngineModel(settings[role], ready.steps, listener, name=i)
 
     engines = setup.engines + setup.decode_engines
+    policy = _policy(setup, ready)
     cluster = Cluster(
         make,
         engines,
-        _policy(setup, ready),
+        policy,
         max_model_len=ready.settings.max_model_len,
         patience=setup.patience,
         until=setup.duration,
         interval=max(1.0, engines / 200),
         decoders=setup.decode_engines,
+        splitter=policy if isinstance(policy, Disaggregated) else None,
         delay=(lambda prompt: each + prompt * per_token) if each or per_token else None,
         monitor=monitor,
     )
@@ -216,6 +223,11 @@ def _policy(setup: Setup, ready: Ready) -> Policy:
     if setup.policy == "admission":
         slo, facts = setup.slo, facts_of(ready.settings, ready.steps)
         return Admitted(Rules(ttft=dict.fromkeys(Class, slo.ttft), tpot=slo.tpot), [facts] * setup.engines)
+    if setup.policy == "disaggregation":
+        settings = ready.settings
+        rules = SplitRules(latency=settings.transfer_latency, per_token=settings.transfer_seconds_per_token)
+        prior = PrefillPrior.of(ready.steps, settings.max_num_batched_tokens)
+        return Disaggregated(rules, setup.engines, setup.decode_engines, prior)
     if setup.placement == "least_requests":
         return LeastRequests(setup.engines)
     return PassThrough(RoundRobin(), setup.engines)

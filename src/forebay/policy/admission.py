@@ -220,6 +220,17 @@ class Admission:
         ask.stage = _ANSWERING
         self._stir(now)
 
+    def on_split(self, ask: Ask, prefill: str, now: float) -> None:
+        """The engine `prefill` computes the prompt of one just admitted: its own only holds and decodes it. Both will
+        have it cached."""
+        if ask.holder is None or ask.stage is not _ADMITTED:
+            return
+        ask.prefill = prefill
+        ask.holder.handed_over(ask)
+        if ask.prefix:
+            self.placer.prefixes.sent(prefill, ask.prefix)
+        self._stir(now)
+
     def on_tokens(self, counts: Mapping[int, int], now: float) -> None:
         """Tokens so far of each answer of the asks by key: coalesced, not per chunk."""
         for books in self.books.values():
@@ -249,7 +260,7 @@ class Admission:
         """It is over, in whatever way: `tokens` of each answer came; `whole`: the answer came to its own end. Says
         nothing of one that was never taken. `cached_tokens`: of its prompt, as the engine said; None: it did not."""
         stage = ask.stage
-        if cached_tokens is not None and stage is not _WAITING:
+        if cached_tokens is not None and stage is not _WAITING and not ask.prefill:  # what was handed over counts, too
             self.placer.answered(ask, cached_tokens)
         if stage is _WAITING:
             self._book()

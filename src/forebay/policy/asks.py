@@ -59,6 +59,7 @@ class Ask:
         "max_tokens",
         "model",
         "n",
+        "prefill",
         "prefix",
         "produced",
         "prompt_tokens",
@@ -123,6 +124,8 @@ class Ask:
         self.charged = 0.0
         self.charged_as = cls
         """Tokens of service its tenant was charged."""
+        self.prefill = ""
+        """The engine that computes its prompt, where its own does not."""
         self.produced = 0
         """Output tokens so far."""
         self.matched: Mapping[str, int] = _NOWHERE

@@ -293,6 +293,11 @@ class EngineBooks:
         ask.first_at = now
         self.decoding += ask.n
 
+    def handed_over(self, ask: Ask) -> None:
+        """Another engine computes its prompt; what it will hold here stays booked."""
+        self.ttft.forget(ask.key)
+        self._handed -= ask.prompt_tokens - ask.cached.get(self.name, 0)
+
     def presume(self, now: float) -> None:
         """First tokens that nobody sees and that would be there by now: nothing is learned from them."""
         unseen = self.unseen

@@ -203,6 +203,13 @@ class FirstToken(Call, tag="first_token"):
     key: int
 
 
+class Split(Call, tag="split"):
+    """Its prompt is computed on another engine."""
+
+    key: int
+    prefill: str
+
+
 class Tokens(Call, tag="tokens"):
     counts: dict[int, int]
 
@@ -250,6 +257,7 @@ Line = (
     | AskQuote
     | Due
     | FirstToken
+    | Split
     | Tokens
     | End
     | CacheLost
@@ -330,6 +338,11 @@ class Recording(Admission):
         if self._silent():
             return super().on_first_token(ask, now)
         return self._record(FirstToken(at=now, key=ask.key), super().on_first_token, ask, now)
+
+    def on_split(self, ask: Ask, prefill: str, now: float) -> None:
+        if self._silent():
+            return super().on_split(ask, prefill, now)
+        return self._record(Split(at=now, key=ask.key, prefill=prefill), super().on_split, ask, prefill, now)
 
     def on_tokens(self, counts: Mapping[int, int], now: float) -> None:
         if self._silent():

@@ -84,6 +84,18 @@ class Reader(Protocol):
         ...
 
 
+class Splitter(Protocol):
+    """Beside a policy that sends some requests whole to the decode engines."""
+
+    def decode_of(self, row: int) -> int:
+        """The engine that decodes a request whose prompt was computed elsewhere."""
+        ...
+
+    def on_prefilled(self, row: int, now: float) -> None:
+        """Its prompt is computed, and its KV held for the decode engine."""
+        ...
+
+
 class Immediate:
     """For policies that know at once, and never look."""
 
@@ -239,18 +251,21 @@ class Cluster:
         until: float = inf,
         interval: float = 1.0,
         decoders: int = 0,
+        splitter: Splitter | None = None,
         delay: Callable[[int], float] | None = None,
         monitor: Monitor = lambda now, arrived, ended: False,
     ) -> None:
         """`make` builds engine number i around the listener it is given. `patience`: seconds that a client waits for
         its first token. `until`: when to stop, whatever is under way. `interval`: seconds between samples, to begin
-        with. `decoders`: how many of the engines, the last ones, decode what the others prefilled; the policy knows
-        only those others. `delay`: seconds from the arrival of a prompt of so many tokens to its engine."""
+        with. `decoders`: how many of the engines, the last ones, decode what the others prefilled; without a `splitter`
+        the policy knows only those others. `delay`: seconds from the arrival of a prompt of so many tokens to its
+        engine."""
         if engines < 1:
             raise ValueError(f"engines must be at least 1, not {engines}")
         if not 0 <= decoders < engines:
             raise ValueError(f"decoders must be at least 0 and fewer than all {engines} engines, not {decoders}")
         self._decoders = Decoders(engines - decoders, decoders) if decoders else None
+        self._splitter = splitter
         self.record = Recorder(policy, self._decoders)
         if isinstance(policy, Reader):
             policy.reads(self.record.requests.cached)
@@ -313,7 +328,7 @@ class Cluster:
             return
         job = Job(
             ask.prompt_tokens, ask.output_tokens, arrival=now, priority=ask.priority, prefix=ask.prefix,
-            keeps=ask.keeps, hold=self._decoders is not None and ask.output_tokens > 1, tag=row,
+            keeps=ask.keeps, tag=row,
         )  # fmt: skip
         i = self._policy.on_arrival(ask, row, now)
         if i == WAIT:
@@ -330,6 +345,7 @@ class Cluster:
     def _send(self, i: int, job: Job, now: float) -> None:
         row = job.tag
         self.record.requests.engine[row] = i
+        job.hold = self._decoders is not None and i < self._decoders.first and job.output_tokens > 1
         if self._look_at < inf:
             self.record.jobs[row] = job
         if self._delay is None:
@@ -420,7 +436,10 @@ class Cluster:
                 self.engines[requests.engine[job.tag]].release(job, now)
                 self._schedule(requests.engine[job.tag])
             else:
-                part = decoders.take(requests.engine[job.tag], job)
+                splitter, row = self._splitter, job.tag
+                if splitter is not None:
+                    splitter.on_prefilled(row, now)
+                part = decoders.take(requests.engine[row], job, None if splitter is None else splitter.decode_of(row))
                 if not self._submit(part.decode, part.job, now):
                     self._release(part, now)
         moves.clear()

@@ -28,19 +28,19 @@ class Decoders:
 
     def __init__(self, first: int, n: int) -> None:
         """Engines `first` … `first + n - 1`."""
-        self._first = first
+        self.first = first
         self._counts = [0] * n
         self._parts: dict[int, Part] = {}
 
-    def take(self, prefill: int, held: Job) -> Part:
-        """The job for the decode engine with the fewest requests, of which the first."""
-        least = self._counts.index(min(self._counts))
+    def take(self, prefill: int, held: Job, decode: int | None = None) -> Part:
+        """The job for that decode engine, or for the one with the fewest of these requests, of which the first."""
+        least = self._counts.index(min(self._counts)) if decode is None else decode - self.first
         self._counts[least] += 1
         job = Job(
             held.prompt_tokens, held.output_tokens, priority=held.priority, prefix=held.prefix, keeps=held.keeps,
             remote=True, tag=held.tag,
         )  # fmt: skip
-        part = self._parts[held.tag] = Part(prefill, held, self._first + least, job)
+        part = self._parts[held.tag] = Part(prefill, held, self.first + least, job)
         return part
 
     def of(self, row: int) -> Part | None:
@@ -50,7 +50,7 @@ class Decoders:
     def ended(self, row: int) -> None:
         part = self._parts.pop(row, None)
         if part is not None:
-            self._counts[part.decode - self._first] -= 1
+            self._counts[part.decode - self.first] -= 1
 
     def __repr__(self) -> str:
         return f"<Decoders {self._counts[:8]}>"

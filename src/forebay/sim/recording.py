@@ -34,6 +34,7 @@ from forebay.policy.recording import (
     Offer,
     Recording,
     Reported,
+    Split,
     Stop,
     Tokens,
     typed,
@@ -195,6 +196,8 @@ class Replay:
                 policy.due(now)
             case FirstToken():
                 policy.on_first_token(asks[call.key], now)
+            case Split():
+                policy.on_split(asks[call.key], call.prefill, now)
             case Tokens():
                 policy.on_tokens(call.counts, now)
             case End():
