@@ -22,6 +22,9 @@ from benchmarks.placement.report import BARS, micro_shortfalls, micro_table, sho
 from benchmarks.placement.scenarios import SCENARIOS, offer
 
 MICRO = "micro"
+QUICK = ("least requests", "sglang", "dynamo", "llm-d", "forebay")
+SLOW = ("mooncake64",)
+"""What a quick run has and has not, where nothing is said."""
 
 
 def main(given: Sequence[str]) -> int:
@@ -74,13 +77,14 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", default=bool(env_flag("QUICK")), help="a part of each scenario")
     parser.add_argument("--jobs", type=int, default=env_int("JOBS", 1), help="processes at once")
     asked = parser.parse_args(given)
-    asked.only = _names(asked.only, [*SCENARIOS, MICRO], "scenario")
-    asked.policies = _names(asked.policies, list(BUILDERS), "policy")
+    only, policies = [*SCENARIOS, MICRO], list(BUILDERS)
+    asked.only = _names(asked.only, only, [n for n in only if n not in SLOW] if asked.quick else only, "scenario")
+    asked.policies = _names(asked.policies, policies, QUICK if asked.quick else policies, "policy")
     return asked
 
 
-def _names(text: str, known: list[str], what: str) -> list[str]:
-    chosen = [part.strip() for part in text.split(",") if part.strip()] or known
+def _names(text: str, known: Sequence[str], default: Sequence[str], what: str) -> list[str]:
+    chosen = [part.strip() for part in text.split(",") if part.strip()] or default
     for one in chosen:
         if one not in known:
             raise BenchError(f"there is no {what} {one!r}; known are {', '.join(known)}")
