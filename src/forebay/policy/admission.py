@@ -294,6 +294,7 @@ class Admission:
             books.report(report, now)
             if books.kv_tokens != known:
                 self.placer.prefixes.engine(engine, books.kv_tokens)
+            self.placer.reported(books)
             if report.adapters is not None:
                 self.placer.adapters(engine, report.adapters)
             self.scaling.reported(books, self.books, self.rooms, self.drains, now)

@@ -116,6 +116,8 @@ class EngineBooks:
         self.bias = 0.0
         """Seconds that placement adds, whatever the request."""
         self.mark = 0
+        self.slow = 1.0
+        """How many times as long its prefill takes as that of the engine it is compared with."""
         self.worked = 0.0
         """Engine-seconds of work given lately, in the placement's units."""
         self._learned_at = -inf

@@ -54,8 +54,12 @@ SAMPLED: Final = 64
 BY_CHANCE: Final = 8
 WITH_PREFIX: Final = 8
 BALANCE_FOR: Final = 60.0
-FLOOR = 4.0
-TYPICAL = 0.02
+FLOOR: Final = 4.0
+"""Typical requests that every engine is taken to have had: after few, nobody is far from the mean."""
+TYPICAL: Final = 0.02
+"""What one request moves the typical one by."""
+ALIKE: Final = 1.33
+"""Times the rate of another engine's prefill up to which it is taken to be as fast."""
 _REBASE: Final = 1_200.0
 """Seconds after which sums that grow with time are brought down."""
 MOST_ADAPTERS: Final = 4_096
@@ -104,7 +108,8 @@ class PlacementRules:
     interference: float = 0.01
     """Seconds that one of another request's decoding counts."""
     balance: float = 2.0
-    """Seconds that an engine-second of work counts which it was given lately."""
+    """Of the seconds that `recompute` makes of a typical request, how many times them an engine counts that was given
+    twice the mean of work lately."""
     recompute: float = 50.0
     """Seconds that one of its prefill counts."""
     late: float = 5.0
@@ -164,6 +169,7 @@ class Placer:
         self._here: dict[str, EngineBooks] = {}
         self._since = 0.0
         self._typical = 0.0
+        self._like: EngineBooks | None = None
 
     def configure(self, rules: PlacementRules) -> None:
         self.rules = rules
@@ -178,6 +184,7 @@ class Placer:
         worked = [b.worked for b in self._here.values()]
         one.worked = sum(worked) / len(worked) if worked else 0.0
         self._here[one.name] = one
+        self._measure(one)
         one.mark = salted(one.name.encode())
         self._set_bias(one)
         self.prefixes.engine(one.name, one.kv_tokens)
@@ -185,6 +192,7 @@ class Placer:
     def gone(self, name: str) -> None:
         """Whatever comes back under that name begins with an empty cache."""
         self._here.pop(name, None)
+        self._like = next(iter(self._here.values()), None)
         self.prefixes.gone(name)
         self.adapters(name, ())
 
@@ -198,6 +206,25 @@ class Placer:
         for name in loaded:
             if name in self._adapters or len(self._adapters) < MOST_ADAPTERS:
                 self._adapters.setdefault(name, set()).add(engine)
+
+    def reported(self, one: EngineBooks) -> None:
+        """Its metrics were looked at."""
+        self._measure(one)
+
+    def _measure(self, one: EngineBooks) -> None:
+        """How slow it is as against the first of all. Where they are about as fast, that is noise, and would send all
+        work to who happened to be timed well."""
+        like = self._like
+        if like is None:
+            like = self._like = one
+        slow = like.ttft.rate / one.ttft.rate
+        one.slow = 1.0 if 1 / ALIKE < slow < ALIKE else slow
+
+    def _seconds(self, ask: Ask, one: EngineBooks) -> float:
+        """P of the formula."""
+        cached = ask.cached.get(one.name, 0)
+        like = self._like or one
+        return like.ttft.ideal(ask.prompt_tokens - cached, context_tokens=cached) * one.slow
 
     def _set_bias(self, one: EngineBooks) -> None:
         rules, facts = self.rules, one.facts
@@ -227,8 +254,7 @@ class Placer:
             self._since = now
         ttft = one.ttft
         step, sequence, *_ = ttft.coefficients
-        known = ask.cached.get(one.name, 0)
-        prefill = ttft.ideal(ask.prompt_tokens - known, context_tokens=known)
+        prefill = self._seconds(ask, one)
         decode = ask.expected * ttft.pace * (step + one.decoding * sequence)
         size = one.kv_tokens
         held = (ask.prompt_tokens + ask.expected / 2) / size if size else 0.0
@@ -280,16 +306,20 @@ class Placer:
         rules, prompt = self.rules, ask.prompt_tokens
         each, again = rules.interference, 1 + rules.recompute
         fade = self._weight(books, now)
+        second = 1 / (self._like or books[0]).ttft.rate
         if ask.cached:
             cached = ask.cached.get
             scores = [
-                ((t := b.ttft).tokens + (prompt - cached(b.name, 0)) * (again + each * b.decoding)) / (t.rate * b.share)
+                (t := b.ttft).tokens / (t.rate * b.share)
+                + (prompt - cached(b.name, 0)) * (again + each * b.decoding) * b.slow * second
                 + fade * b.worked
                 for b in books
             ]
         else:
             scores = [
-                ((t := b.ttft).tokens + prompt * (again + each * b.decoding)) / (t.rate * b.share) + fade * b.worked
+                (t := b.ttft).tokens / (t.rate * b.share)
+                + prompt * (again + each * b.decoding) * b.slow * second
+                + fade * b.worked
                 for b in books
             ]
         if differ or ask.session or ask.model in self._adapters:
@@ -321,8 +351,7 @@ class Placer:
             if promised == inf:
                 continue
             ttft = one.ttft
-            known = ask.cached.get(one.name, 0)
-            own = ttft.ideal(ask.prompt_tokens - known, context_tokens=known)
+            own = self._seconds(ask, one)
             bound = promised / one.share
             score = bound + again * own + fade * one.worked + one.bias
             if one.decoding:
@@ -343,12 +372,8 @@ class Placer:
         rules, typical = self.rules, self._typical
         if not typical:
             return 0.0
-        return (
-            rules.recompute
-            * rules.balance
-            * typical
-            / (mean + FLOOR * typical * exp((now - self._since) / BALANCE_FOR))
-        )
+        floor = FLOOR * typical * exp((now - self._since) / BALANCE_FOR)
+        return rules.recompute * rules.balance * typical / (mean + floor)
 
     @staticmethod
     def _favourite(books: list[EngineBooks], ask: Ask) -> EngineBooks:
