@@ -107,12 +107,12 @@ class PlacementRules:
 
     interference: float = 0.01
     """Seconds that one of another request's decoding counts."""
-    balance: float = 2.0
+    balance: float = 1.0
     """Of the seconds that `recompute` makes of a typical request, how many times them an engine counts that was given
     twice the mean of work lately."""
     recompute: float = 50.0
     """Seconds that one of its prefill counts."""
-    late: float = 5.0
+    late: float = 3.0
     """Seconds that one beyond the promised time to first token counts."""
     price: float = 1.0
     """Seconds that a request may wait longer for an engine whose cost is less by 1."""
