@@ -45,8 +45,9 @@ fuzz: $(STAMP)
 bench-%: $(STAMP)
 	$(BIN)/python -m benchmarks.$*
 
-# N random cancels in every state of a request, clients, gateway and engines each a process: what leaks, how late the
-# engine knows. CHECK=1 exits 1 where a bar is missed.
+# cancel: N random cancels in every state of a request, clients, gateway and engines each a process: what leaks, how late
+# the engine knows. engines: ROUNDS engines killed, frozen and restarted under load: no request lost that another engine
+# could have answered. CHECK=1 exits 1 where a bar is missed.
 campaign-%: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m campaigns.$*
 

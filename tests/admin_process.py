@@ -32,6 +32,7 @@ from forebay.state.messages import (
     Message,
     NoAdmission,
     Ready,
+    SetEngines,
     SetKeys,
     Snapshot,
     Start,
@@ -40,7 +41,7 @@ from forebay.state.messages import (
     worker_socket,
 )
 
-HEALTHY = EngineState("one", "http://127.0.0.1:9", healthy=True, models=("m",), in_flight=3)
+HEALTHY = EngineState("one", "http://127.0.0.1:9", healthy=True, models=("m",), in_flight=3, state="healthy")
 
 
 def _read(sock: socket.socket) -> Message | None:
@@ -122,6 +123,8 @@ class FakeWorker:
                             self.lists.append(message)
                             self.set(keys_version=message.version)
                             self.changed.notify_all()
+                        connection.sendall(pack(Done()))
+                    case SetEngines():
                         connection.sendall(pack(Done()))
                     case other:
                         raise AssertionError(other)

@@ -109,7 +109,9 @@ def test_an_unknown_path_lists_the_known_ones(running: Admin) -> None:
     for path in ("/", "/healthz", "/metrics/", "/keys", "/%00", "/" + "x" * 5_000):
         answer = running.get(path)
         assert answer.status == 404
-        assert answer.error["message"].endswith(" here. There are /health, /ready, /metrics, /admin/admission.")
+        assert answer.error["message"].endswith(
+            " here. There are /health, /ready, /metrics, /admin/admission, /admin/engines."
+        )
         assert answer.error["message"].isprintable()
 
 

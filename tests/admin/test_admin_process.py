@@ -167,7 +167,7 @@ def test_every_reason_not_to_be_ready(admin: Admin, state_dir: Path) -> None:
     eventually(lambda: reasons(admin) == ["worker 0 has no key list yet"])
     worker.set(keys_version=1, engines=())
     eventually(lambda: reasons(admin) == ["no engine is configured"])
-    sick = msgspec.structs.replace(HEALTHY, healthy=False, why="connection refused")
+    sick = msgspec.structs.replace(HEALTHY, healthy=False, why="connection refused", state="")
     worker.set(engines=(sick, msgspec.structs.replace(sick, name="two", why="")))
     eventually(lambda: reasons(admin) == ["no engine is healthy: one (connection refused), two (not checked yet)"])
     worker.set(engines=(sick, msgspec.structs.replace(HEALTHY, name="two")))
@@ -203,7 +203,9 @@ def test_draining_ends_readiness_at_once(admin: Admin, worker: FakeWorker) -> No
 
 
 def test_health_tells_of_every_part(admin: Admin, worker: FakeWorker) -> None:
-    sick = msgspec.structs.replace(HEALTHY, name="two", url="http://127.0.0.1:10", healthy=False, why="HTTP 500")
+    sick = msgspec.structs.replace(
+        HEALTHY, name="two", url="http://127.0.0.1:10", healthy=False, why="HTTP 500", usable=False
+    )
     worker.set(engines=(HEALTHY, sick))
     admin.start()
     eventually(lambda: ready(admin))
@@ -222,10 +224,14 @@ def test_health_tells_of_every_part(admin: Admin, worker: FakeWorker) -> None:
         "url": "http://127.0.0.1:9",
         "healthy": True,
         "healthy_in_workers": 1,
+        "state": "healthy",
+        "usable": True,
+        "source": "file",
         "models": ["m"],
         "in_flight": 3,
     }
     assert (two["healthy"], two["why"]) == (False, "HTTP 500")
+    assert health["engine_count"] == {"all": 2, "healthy": 1, "usable": 1}
     worker.set(engines=(HEALTHY,))
     eventually(lambda: admin.get("/metrics") and admin.get("/health").json["status"] == "ok")
     worker.kill()
@@ -336,7 +342,7 @@ def test_a_change_made_by_another_host_reaches_the_worker(admin: Admin, worker: 
         ("POST", "/keys", {}, 400, "name: is missing; give the key a name.", "name"),
         ("POST", "/keys", {"name": "a", "class": "gold"}, 400, "class: one of vip, normal, low; not 'gold'.", "class"),
         ("POST", "/keys/zzz/revoke", None, 404, "There is no key with the id 'zzz'", "id"),
-        ("GET", "/nope", None, 404, "There is no GET /nope here. There are /keys, /keys/{id}/revoke.", None),
+        ("GET", "/nope", None, 404, "There is no GET /nope here. There are /keys, /keys/{id}/revoke, /engines", None),
         ("DELETE", "/keys", None, 405, "DELETE is not allowed on /keys; use ", None),
         ("GET", "/keys/a/revoke", None, 405, "GET is not allowed on /keys/a/revoke; use POST.", None),
     ],

@@ -56,6 +56,7 @@ def example(folder: Path, certificates: Path) -> str:
         shutil.copy(certificates / source, folder / "tls" / copy)
     (folder / "qwen3").mkdir()
     tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(folder / "qwen3/tokenizer.json"))
+    (folder / "engines.json").write_text("[]")
     text = (
         (ROOT / "examples/forebay.yaml")
         .read_text()

@@ -111,6 +111,8 @@ def gateway(engines: Engines, certificate: tuple[Path, Path]) -> Iterator[Gatewa
                 local(engines.right, "right", "twin"),
                 {"name": "away", "url": f"http://127.0.0.1:{engines.closed_port}", "models": ["away"]},
             ],
+            # The engines are told to break: none is taken out for it.
+            "health": {"failures": 1_000, "error_share": 1.0, "rest_most": 0.001},
             "models": {
                 "raw": {"aliases": ["raw-alias"]},
                 "raw-set": {"defaults": {"temperature": 0.25, "max_tokens": 77, "stop": ["x"]}},
@@ -153,6 +155,7 @@ def hasty(engines: Engines) -> Iterator[Gateway]:
                 {"name": "left", "url": f"http://127.0.0.1:{engines.left.port}", "models": ["twin"]},
                 {"name": "right", "url": f"http://127.0.0.1:{engines.right.port}", "models": ["twin"]},
             ],
+            "health": {"failures": 1_000, "error_share": 1.0, "rest_most": 0.001},
             "callers": {"failed_keys_per_minute": 3, "keys": [{"name": "e2e", "key": KEY}]},
             "limits": {"body_bytes": 65536, "pipelined": 2, "error_bytes": 4096, "write_buffer_bytes": 4096},
             "timeouts": {

@@ -75,14 +75,20 @@ Script = Callable[[Talk], None]
 class RawEngine:
     """Healthy, and otherwise whatever the scripts say. `seen` holds requests by their x-test header."""
 
-    def __init__(self, models: Iterable[str] = ("raw",), port: int = 0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        models: Iterable[str] = ("raw",),
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
         self._tls = tls
         self.models = list(models)
         self.scripts: dict[str, Script] = {}
         self.seen: dict[str, list[Received]] = {}
         self.healthy = True
         self.changed = threading.Condition()
-        self._sock = socket.create_server(("127.0.0.1", port), backlog=256)
+        self._sock = socket.create_server((host, port), backlog=256)
         self.port: int = self._sock.getsockname()[1]
         self._open: set[socket.socket] = set()
         self._thread = threading.Thread(target=self._accept, daemon=True)

@@ -3,31 +3,30 @@
 `POST /keys` {name, …} → 201 {"key": text, "record": …, "workers": "informed" | "pending", "warnings": [text, …]}
 `GET /keys` → {"keys": [record, …]}
 `POST /keys/{id}/revoke` → {"record": …, "workers": …}
+
+Beside them the routes of engineapi.
 """
 
 from __future__ import annotations
-
-import json
-from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from forebay import errors
+from forebay.admin.engineapi import engine_routes
+from forebay.admin.engines import Engines
 from forebay.admin.keys import Keys, Unavailable
-from forebay.admin.public import Endpoint, build, refuse
+from forebay.admin.public import Endpoint, build, json_object, refuse
 from forebay.admin.view import GatewayState
 from forebay.clock import Clock
 from forebay.errors import Refusal
 from forebay.ledger.records import as_json
 
-MAX_BODY: Final = 65_536
 
-
-def key_app(state: GatewayState, keys: Keys, clock: Clock) -> Starlette:
+def private_app(state: GatewayState, keys: Keys, engines: Engines, clock: Clock) -> Starlette:
     async def create(request: Request) -> Response:
-        fields = await _json_object(request)
+        fields = await json_object(request, "the fields of a key")
         from forebay.ledger.keystore import BadField
 
         try:
@@ -60,6 +59,7 @@ def key_app(state: GatewayState, keys: Keys, clock: Clock) -> Starlette:
         {
             "/keys": {"GET": _explained(listing), "POST": _explained(create)},
             "/keys/{id}/revoke": {"POST": _explained(revoke)},
+            **engine_routes(engines),
         }
     )
 
@@ -86,18 +86,3 @@ def _explained(endpoint: Endpoint) -> Endpoint:
             )
 
     return explained
-
-
-async def _json_object(request: Request) -> dict[str, Any]:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise errors.bad_request(f"the body is over {MAX_BODY:,} bytes")
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as e:
-        raise errors.bad_json(errors.shown(e)) from e
-    if not isinstance(found, dict):
-        raise errors.bad_request("the body must be a JSON object with the fields of a key")
-    return found

@@ -20,7 +20,8 @@ from typing import Final
 import uvloop
 from pydantic import ValidationError
 
-from forebay.admin.keyapi import key_app
+from forebay.admin.engines import Engines
+from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
 from forebay.admin.public import public_app
 from forebay.admin.serving import Server
@@ -84,7 +85,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     clock = SystemClock()
     keys = Keys(config.database, config.state_dir, state.workers, clock)
     public = Server(public_app(state, keys), socket.socket(fileno=start.fds[0]))
-    servers = (public, Server(key_app(state, keys, clock), unix))
+    servers = (public, Server(private_app(state, keys, Engines(state), clock), unix))
     async with asyncio.TaskGroup() as group:
         background = [
             *state.workers.start(group),

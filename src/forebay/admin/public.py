@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,9 +20,10 @@ from forebay import errors
 from forebay.admin.admission import admission_page
 from forebay.admin.keys import Keys
 from forebay.admin.metrics import exposition
-from forebay.admin.view import GatewayState
+from forebay.admin.view import SCRAPE, GatewayState
 from forebay.config.models import Address
 
+MAX_BODY: Final = 65_536
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -36,6 +39,10 @@ def public_app(state: GatewayState, keys: Keys) -> ASGIApp:
         body, content_type = exposition(await state.scrape(keys), ",".join(request.headers.getlist("accept")))
         return Response(body, headers={"content-type": content_type})
 
+    async def engines(request: Request) -> Response:
+        await state.workers.fresh(SCRAPE)
+        return JSONResponse({"engines": [e.as_json() for e in state.engines()]})
+
     async def admission(request: Request) -> Response:
         return JSONResponse(await admission_page(state.workers, time.time()))
 
@@ -45,6 +52,7 @@ def public_app(state: GatewayState, keys: Keys) -> ASGIApp:
             "/ready": {"GET": ready},
             "/metrics": {"GET": metrics},
             "/admin/admission": {"GET": admission},
+            "/admin/engines": {"GET": engines},
         }
     )
     return HostCheck(app, state.config.admin) if _checks_host(state.config.admin) else app
@@ -84,6 +92,22 @@ def _by_method(methods: dict[str, Endpoint]) -> Endpoint:
 def refuse(refusal: errors.Refusal) -> Response:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in refusal.headers}
     return Response(refusal.body(), refusal.status, headers, "application/json")
+
+
+async def json_object(request: Request, what: str) -> dict[str, Any]:
+    """The body; `what` says in a refusal what it should hold. Raises Refusal."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise errors.bad_request(f"the body is over {MAX_BODY:,} bytes")
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as e:
+        raise errors.bad_json(errors.shown(e)) from e
+    if not isinstance(found, dict):
+        raise errors.bad_request(f"the body must be a JSON object with {what}")
+    return found
 
 
 def _checks_host(address: Address) -> bool:

@@ -20,6 +20,10 @@ from forebay.state.messages import EngineState, FamilySnapshot, Snapshot, run_di
 
 SCRAPE: Final = 0.25
 """Seconds a scrape waits for fresh snapshots."""
+NAMED: Final = 20
+"""Engines that one sentence names."""
+SHOWN: Final = 256
+"""Engines in `/health`, those in trouble first; `/admin/engines` has all."""
 SAVE: Final = 0.5
 """Seconds a scrape waits for the sums to be kept."""
 
@@ -41,12 +45,20 @@ class EngineView:
     why: str = ""
     kind: str = ""
     version: str = ""
+    usable: int = 0
+    """Workers that send it requests."""
+    state: str = ""
+    source: str = ""
 
     def add(self, state: EngineState) -> None:
         self.seen += 1
         self.healthy += state.healthy
         self.in_flight += state.in_flight
         self.models = self.models or state.models
+        self.usable += state.usable
+        self.source = state.source
+        if not self.state or self.state == "healthy":  # the first that is not well speaks for all
+            self.state = state.state
         self.why = self.why or state.why
         self.kind = state.kind or self.kind
         self.version = state.version or self.version
@@ -57,6 +69,9 @@ class EngineView:
             "url": self.url,
             "healthy": self.healthy > 0,
             "healthy_in_workers": self.healthy,
+            "state": self.state,
+            "usable": self.usable > 0,
+            "source": self.source,
             "models": list(self.models),
             "in_flight": self.in_flight,
         }
@@ -64,7 +79,7 @@ class EngineView:
             found["kind"] = self.kind
         if self.version:
             found["version"] = self.version
-        if self.why and self.healthy < self.seen:
+        if self.why and min(self.healthy, self.usable) < self.seen:
             found["why"] = self.why
         return found
 
@@ -164,10 +179,10 @@ class GatewayState:
             engines = self.engines()
             if not engines:
                 reasons.append("no engine is configured")
-            elif not any(e.healthy for e in engines):
-                reasons.append(
-                    "no engine is healthy: " + ", ".join(f"{e.name} ({e.why or 'not checked yet'})" for e in engines)
-                )
+            elif not any(e.healthy and e.usable for e in engines):
+                some = [f"{e.name} ({e.why or e.state or 'not checked yet'})" for e in engines[:NAMED]]
+                more = f" and {len(engines) - NAMED:,} more" if len(engines) > NAMED else ""
+                reasons.append(f"no engine is healthy: {', '.join(some)}{more}")
         return reasons
 
     def health(self, keys: Keys) -> dict[str, Any]:
@@ -193,13 +208,19 @@ class GatewayState:
                 database["meanwhile"] = "the workers go on with the last list they know (keys_version of each)"
         engines = self.engines()
         fine = keys.up and not self.not_ready(keys) and all(e.healthy == e.seen for e in engines)
+        shown = sorted(engines, key=lambda e: e.healthy == e.seen)[:SHOWN] if len(engines) > SHOWN else engines
         return {
             "status": "ok" if fine else "degraded",
             "version": __version__,
             "draining": self.draining,
             "processes": processes,
             "database": database,
-            "engines": [e.as_json() for e in engines],
+            "engine_count": {
+                "all": len(engines),
+                "healthy": sum(e.healthy == e.seen for e in engines),
+                "usable": sum(e.usable == e.seen for e in engines),
+            },
+            "engines": [e.as_json() for e in shown],
         }
 
 

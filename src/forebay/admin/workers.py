@@ -22,6 +22,7 @@ from forebay.state.messages import (
     GetSnapshot,
     Message,
     NoAdmission,
+    SetEngines,
     SetKeys,
     Snapshot,
     worker_socket,
@@ -50,6 +51,8 @@ class WorkerLink:
         self._on_snapshot = on_snapshot
         self._keys: SetKeys | None = None
         self._told: SetKeys | None = None
+        self._engines: SetEngines | None = None
+        self._engines_told: SetEngines | None = None
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -73,7 +76,7 @@ class WorkerLink:
         async with asyncio.timeout(ANSWER):
             channel = await Channel.connect(str(self.path))
         try:
-            self._told = None
+            self._told = self._engines_told = None
             while True:
                 self._wake.clear()
                 waiting, self._waiting = self._waiting, []
@@ -83,6 +86,11 @@ class WorkerLink:
                         assert keys is not None
                         await self._ask(channel, keys, Done)
                         self._told = keys
+                    if self._engines is not self._engines_told:
+                        engines = self._engines
+                        assert engines is not None
+                        await self._ask(channel, engines, Done)
+                        self._engines_told = engines
                     answer = await self._ask(channel, GetSnapshot(), Snapshot)
                 finally:
                     self._waiting += waiting
@@ -101,7 +109,7 @@ class WorkerLink:
                 except TimeoutError:
                     pass
         finally:
-            self._told = None
+            self._told = self._engines_told = None
             await channel.close()
 
     async def _ask(self, channel: Channel, message: Message, kind: type[M]) -> M:
@@ -115,6 +123,16 @@ class WorkerLink:
         """Tell the worker at once, and again whenever it is connected to anew."""
         self._keys = keys
         self._wake.set()
+
+    def set_engines(self, engines: SetEngines) -> None:
+        """As `set_keys`."""
+        self._engines = engines
+        self._wake.set()
+
+    @property
+    def knows_engines(self) -> bool:
+        """True where the worker has confirmed what was added and drained last."""
+        return self._engines_told is self._engines
 
     @property
     def informed(self) -> bool:
@@ -174,19 +192,23 @@ class Workers:
         for link in self.links:
             link.set_keys(keys)
 
+    def set_engines(self, engines: SetEngines) -> None:
+        for link in self.links:
+            link.set_engines(engines)
+
     async def fresh(self, within: float) -> None:
         """A new snapshot from every worker that is up, as far as they answer within `within` seconds."""
         await _within([link.fresh() for link in self.links if link.up], within)
 
     async def told(self, within: float) -> bool:
-        """True as soon as every worker that is up has the last list; False after `within` seconds."""
+        """True as soon as every worker that is up has the last keys and engines; False after `within` seconds."""
 
         async def wait(link: WorkerLink) -> None:
-            while link.up and not link.informed:
+            while link.up and not (link.informed and link.knows_engines):
                 await link.fresh()
 
         await _within([wait(link) for link in self.links], within)
-        return all(link.informed for link in self.links if link.up)
+        return all(link.informed and link.knows_engines for link in self.links if link.up)
 
     def __repr__(self) -> str:
         return f"<Workers {list(self.links)}>"

@@ -6,7 +6,6 @@ keeps two writers apart.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import socket
@@ -19,6 +18,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
+from forebay.cli.adminsocket import ANSWER, EX_UNAVAILABLE, AdminSocket
 from forebay.cli.main import EX_CONFIG, USAGE
 from forebay.config.load import load_only
 from forebay.config.models import Config
@@ -27,12 +27,8 @@ from forebay.errors import shown
 from forebay.ledger.records import as_json
 from forebay.state.messages import SetKeys, admin_socket, worker_socket
 
-EX_UNAVAILABLE: Final = 69
-"""Exit code (sysexits.h): neither the admin process nor the database can be used now."""
 WAIT: Final = 20.0
 """Seconds to wait for another process that has the database."""
-ANSWER: Final = 30.0
-"""Seconds that the admin process has to answer."""
 
 T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Create, list and revoke API keys.")
@@ -192,65 +188,20 @@ def _fail(message: str, code: int) -> NoReturn:
 # --- the two ways to the keys ----------------------------------------------------------------------------------------
 
 
-class _Admin:
+class _Admin(AdminSocket):
     """The key API of the running admin process."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def answers(self) -> bool:
-        """False where no admin process listens."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(ANSWER)
-            try:
-                sock.connect(str(self._path))
-            except PermissionError:
-                _fail(f"{self._path} belongs to another user; run this as the user of `forebay serve`", EX_UNAVAILABLE)
-            except OSError:
-                return False
-        return True
-
     def create(self, fields: dict[str, object]) -> dict[str, Any]:
-        return self._ask("POST", "/keys", fields)
+        return self.ask("POST", "/keys", fields)
 
     def list(self) -> list[dict[str, Any]]:
-        keys: list[dict[str, Any]] = self._ask("GET", "/keys")["keys"]
+        keys: list[dict[str, Any]] = self.ask("GET", "/keys")["keys"]
         return keys
 
     def revoke(self, key_id: str) -> dict[str, Any]:
         if not key_id.isalnum():  # it becomes a part of a path
             _fail(f"'{shown(key_id)}' is no id of a key; `forebay key list` shows the ids", USAGE)
-        return self._ask("POST", f"/keys/{key_id}/revoke")
-
-    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        connection = _UnixConnection(self._path)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body))
-            response = connection.getresponse()
-            answer: dict[str, Any] = json.loads(response.read())
-        except (OSError, ValueError, http.client.HTTPException) as e:
-            doubt = "; look with `forebay key list` whether the change was made" if method == "POST" else ""
-            _fail(
-                f"the admin process did not answer on {self._path}: {shown(e) or type(e).__name__}{doubt}",
-                EX_UNAVAILABLE,
-            )
-        finally:
-            connection.close()
-        if response.status < 300:
-            return answer
-        message = str(answer["error"]["message"])
-        _fail(message, {400: USAGE, 404: 1}.get(response.status, EX_UNAVAILABLE))
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=ANSWER)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(ANSWER)
-        self.sock.connect(str(self._path))
+        return self.ask("POST", f"/keys/{key_id}/revoke")
 
 
 class _Direct:
@@ -367,7 +318,7 @@ def _reach(config: Path | None, state_dir: Path | None, *, make: bool) -> Iterat
     loaded = _where(config, state_dir)
     if not make and not loaded.state_dir.is_dir():
         _fail(f"there is no {loaded.state_dir}; is --config or --state-dir the right one?", EX_UNAVAILABLE)
-    admin = _Admin(admin_socket(loaded.state_dir))
+    admin = _Admin(admin_socket(loaded.state_dir), "forebay key")
     deadline = time.monotonic() + WAIT
     with DatabaseLock(loaded.state_dir) as lock:
         try:

@@ -39,6 +39,7 @@ COMMANDS = MappingProxyType(
             "command",
             "Start the engines that the configuration describes, and keep them running.",
         ),
+        "engines": Command("forebay.cli.engines", "app", "List, add, drain and remove engines of the running gateway."),
         "engine": Command("forebay.cli.engine", "command", "Run an emulated engine, for machines without a GPU."),
         "calibrate": Command(
             "forebay.cli.calibrate", "command", "Time a live engine's steps and write a profile for the simulator."

@@ -126,11 +126,13 @@ addresses as Host.
 |---|---|
 | `GET /health` | 200 while the admin process lives: state of processes, engines and database as JSON. `status` is `ok`, or `degraded` where an engine is unhealthy, a worker does not answer, the database cannot be used, or `/ready` is not 200. |
 | `GET /ready` | 200 where work may be sent here, else 503; `reasons` says why not. |
+| `GET /admin/engines` | Every engine with its `state`, what runs on it and why it gets no requests: [what that means](health.md#who-gets-requests). |
 | `GET /admin/admission` | What admission is doing, as JSON: [what is on it](admission.md#looking-at-it). |
 | `GET /metrics` | Prometheus text or OpenMetrics, as Accept asks; the sum of all processes. |
 
-The Unix socket `run/admin.sock` in the state directory manages keys, for the user that runs Forebay: `POST /keys`,
-`GET /keys`, `POST /keys/ID/revoke`. `forebay key` talks to it."""
+The Unix socket `run/admin.sock` in the state directory manages keys and engines, for the user that runs Forebay: `POST
+/keys`, `GET /keys`, `POST /keys/ID/revoke`; `GET /engines`, `POST /engines`, `POST /engines/NAME/drain`, `POST
+/engines/NAME/resume`, `DELETE /engines/NAME`. `forebay key` and `forebay engines` talk to it."""
 
 
 def _headers() -> Iterator[str]:
@@ -421,6 +423,8 @@ def _processes() -> Iterator[str]:
 
 `forebay check`: {EX_OK} or {EX_CONFIG}. `forebay key`: {EX_OK}; 1 for an id that does not exist; {USAGE} for a wrong
 field; {EX_UNAVAILABLE} where neither the admin process nor the database can be used; {EX_CONFIG} as above.
+`forebay engines`: {EX_OK}; 1 for an engine that does not exist, or that the configuration has; {USAGE} for a wrong field;
+{EX_UNAVAILABLE} where no gateway runs.
 A command line that cannot be understood is {USAGE} for every command. `forebay bench`: {EX_OK}; 1 where no request completed; {USAGE} where the load could not be made; 130 interrupted.
 `forebay simulate`: {EX_OK}; {USAGE} where the workload or a setting cannot be used, or a result cannot be written; 130
 interrupted, after a report of what was done. `forebay calibrate`: {EX_OK}; {USAGE} where there is no profile.

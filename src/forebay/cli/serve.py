@@ -81,7 +81,7 @@ def command(
 
     def read() -> Config:
         found = _overridden(_load(config) if config is not None else _without_file(), listen, admin, state_dir)
-        if built_in is None and not found.engines:
+        if built_in is None and not found.engines and found.engines_file is None:
             raise NoEngine(f"{config} names no engine; add one under engines:, or use --engine")
         return found
 

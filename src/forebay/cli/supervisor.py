@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from forebay.cli.children import GIVE_UP, Child, Plan, python
+from forebay.cli.enginefile import EVERY, EngineFile
 from forebay.cli.notify import notify
 from forebay.config.models import Address, Config
 from forebay.config.problems import ConfigError
@@ -120,6 +121,8 @@ class Supervisor:
 
     def __init__(self, config: Config, reread: Callable[[], Config] | None, engine: Plan | None, lock: int) -> None:
         self._config = config
+        self._list = EngineFile(os.environ)
+        self._list.read(config)
         self._reread = reread
         self._boot = secrets.token_hex(8)
         self._lock = lock
@@ -163,7 +166,13 @@ class Supervisor:
         return sock
 
     def _start_message(self, index: int, fds: tuple[int, ...]) -> Start:
-        return Start(self._config.model_dump_json(by_alias=True), index, self._boot, fds)
+        config, listed = self._whole()
+        return Start(config, index, self._boot, listed, fds)
+
+    def _whole(self) -> tuple[str, int]:
+        """The configuration with the watched file's engines, as JSON, and how many those are."""
+        whole = self._list.merged(self._config)
+        return whole.model_dump_json(by_alias=True), len(whole.engines) - len(self._config.engines)
 
     async def run(self, on_ready: Callable[[], None]) -> int:
         """Until a signal or a hopeless child; returns the exit code."""
@@ -177,6 +186,7 @@ class Supervisor:
                 helpers = [
                     group.create_task(self._announce(on_ready)),
                     group.create_task(self._reloads()),
+                    group.create_task(self._follow_list()),
                     *(group.create_task(self._give_up_with(c)) for c in (*self.workers, self.admin)),
                 ]
                 await self._stop.wait()
@@ -250,12 +260,22 @@ class Supervisor:
             if _tokenizers(config) != _tokenizers(self._config):
                 log.warning("models.NAME.tokenizer: a change takes a restart; the rest is in force now")
             self._config = config
-            message = Reload(config.model_dump_json(by_alias=True))
-            for child in (*self.workers, self.admin):
-                await child.send(message)
+            self._list.read(config)
+            await self._spread()
             log.info("configuration reloaded")
             logs.configure(config.logging)
         notify("READY=1")
+
+    async def _follow_list(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            if await self._list.changed(self._config):
+                await self._spread()
+
+    async def _spread(self) -> None:
+        message = Reload(*self._whole())
+        for child in (*self.workers, self.admin):
+            await child.send(message)
 
     # --- shutdown ----------------------------------------------------------------------------------------------------
 

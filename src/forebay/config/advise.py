@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from forebay.config.document import Node, Path, Trouble
 from forebay.config.engine import Engine, Role
+from forebay.config.enginelist import load_list
 from forebay.config.fit import idle_settings
 from forebay.config.launch import SECRET_VARIABLE, Launch
 from forebay.config.models import Config
+from forebay.config.problems import ConfigError
 
 
 def cautions(config: Config, tree: Node | None) -> Iterator[Trouble]:
     """`tree` is the text's, where there is one: what was written out instead of taken from a variable is told by it."""
-    if not config.engines:
+    if not config.engines and config.engines_file is None:
         yield Trouble(0, ("engines",), "there are none: `forebay serve` needs one here, or its --engine")
     yield from _engines(config, tree)
+    if config.engines_file is not None:
+        try:
+            load_list(config.engines_file, os.environ)
+        except ConfigError as e:
+            for problem in e.problems[:20]:
+                yield Trouble(0, ("engines_file",), f"cannot be used as it is: {problem}")
     yield from _models(config)
     yield from _callers(config, tree)
     yield from _timeouts(config)
@@ -71,7 +80,7 @@ def _launch(launch: Launch, key: bool, tree: Node | None, at: Path) -> Iterator[
 
 
 def _models(config: Config) -> Iterator[Trouble]:
-    if not config.engines or not all(engine.models for engine in config.engines):
+    if not config.engines or config.engines_file is not None or not all(e.models for e in config.engines):
         return
     served = {name for engine in config.engines for name in engine.models}
     for name in config.models:

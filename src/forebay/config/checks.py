@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 from forebay.config import database_url
@@ -21,7 +22,7 @@ MAX_SOCKET_PATH = 107
 
 
 def clashes(tree: Node) -> Iterator[Trouble]:
-    yield from _repeated(tree, ("engines",), "name", "another engine has this name")
+    yield from engine_clashes(tree)
     yield from _repeated(tree, ("callers", "keys"), "name", "another key has this name")
     yield from _repeated(tree, ("callers", "keys"), "key", "another key has the same text", show=False)
     yield from _aliases(tree)
@@ -29,6 +30,10 @@ def clashes(tree: Node) -> Iterator[Trouble]:
     yield from _any_key(tree)
     yield from _state_dir(tree)
     yield from _database(tree)
+
+
+def engine_clashes(tree: Node) -> Iterator[Trouble]:
+    yield from _repeated(tree, ("engines",), "name", "another engine has this name")
 
 
 def _text(node: Node | None, *path: str | int) -> Node | None:
@@ -169,10 +174,19 @@ def tls_files(tree: Node) -> Iterator[Trouble]:
     for listener in listeners.children() if listeners else ():
         if (tls := listener.child("tls")) is not None:
             yield from _server(tls)
+    yield from engine_files(tree)
+
+
+def engine_files(tree: Node) -> Iterator[Trouble]:
+    """Authorities of engines that cannot be read; many engines may name the same file."""
+    known: dict[object, list[Trouble]] = {}
     engines = tree.child("engines")
     for engine in engines.children() if engines else ():
         if (ca := _text(engine, "tls", "ca")) is not None:
-            yield from _certificates(ca)
+            wrong = known.get(ca.value)
+            if wrong is None:
+                wrong = known[ca.value] = _certificates(ca)
+            yield from (replace(trouble, line=ca.line, path=ca.path) for trouble in wrong)
 
 
 def _server(tls: Node) -> Iterator[Trouble]:

@@ -117,9 +117,9 @@ def dotted(path: Path) -> str:
 # --- text → tree ----------------------------------------------------------------------------------------------------
 
 
-def decode(data: bytes) -> str | Trouble:
-    if len(data) > MAX_BYTES:
-        return Trouble(0, (), "the file is too large", f"over {MAX_BYTES:,} bytes", f"at most {MAX_BYTES:,} bytes")
+def decode(data: bytes, most: int = MAX_BYTES) -> str | Trouble:
+    if len(data) > most:
+        return Trouble(0, (), "the file is too large", f"over {most:,} bytes", f"at most {most:,} bytes")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -129,10 +129,21 @@ def decode(data: bytes) -> str | Trouble:
 
 def parse(text: str) -> tuple[Node, list[Trouble]]:
     """The tree (an empty mapping for an empty file or one that is not YAML) and what is wrong with the text."""
+    tree, troubles = parse_any(text)
+    if tree.value is None:
+        return Node({}, 1, ()), troubles
+    if not isinstance(tree.value, dict):
+        wrong = Trouble(tree.line, (), "the file must be a mapping of keys to values", found=describe(tree.value))
+        return Node({}, 1, ()), [*troubles, wrong]
+    return tree, troubles
+
+
+def parse_any(text: str) -> tuple[Node, list[Trouble]]:
+    """As `parse`, whatever the text holds; nothing for an empty file or one that is not YAML."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    empty = Node({}, 1, ())
+    empty = Node(None, 1, ())
     yaml = YAML(typ="safe", pure=True)
     yaml.max_depth = MAX_DEPTH
     yaml.composer.warn_double_anchors = False
@@ -149,11 +160,6 @@ def parse(text: str) -> tuple[Node, list[Trouble]]:
         return empty, [
             Trouble(0, (), "the file has too many values", allowed=f"at most {MAX_NODES:,}, aliases expanded")
         ]
-    if tree.value is None:
-        return empty, builder.troubles
-    if not isinstance(tree.value, dict):
-        wrong = Trouble(tree.line, (), "the file must be a mapping of keys to values", found=describe(tree.value))
-        return empty, [*builder.troubles, wrong]
     return tree, builder.troubles
 
 
@@ -223,7 +229,7 @@ class _Builder:
             if isinstance(part.value, dict):
                 for key, child in part.value.items():
                     if key not in into:
-                        into[key] = _moved(child, (*path, key))
+                        into[key] = moved(child, (*path, key))
             else:
                 self.troubles.append(
                     Trouble(line, path, "<< takes a mapping or a list of mappings", describe(part.value))
@@ -248,12 +254,12 @@ def _short(tag: str) -> str:
     return tag.replace("tag:yaml.org,2002:", "!!")
 
 
-def _moved(node: Node, path: Path) -> Node:
+def moved(node: Node, path: Path) -> Node:
     match node.value:
         case dict() as entries:
-            value: Any = {key: _moved(child, (*path, key)) for key, child in entries.items()}
+            value: Any = {key: moved(child, (*path, key)) for key, child in entries.items()}
         case list() as items:
-            value = [_moved(child, (*path, index)) for index, child in enumerate(items)]
+            value = [moved(child, (*path, index)) for index, child in enumerate(items)]
         case scalar:
             value = scalar
     return Node(value, node.line, path, node.written)

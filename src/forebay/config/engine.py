@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from forebay.config.launch import Launch, filled_in
 from forebay.config.section import Name, Seconds, Secret, Section, clash
 
-__all__ = ["ClientTLS", "Drain", "Engine", "EngineKind", "OnClientGone", "Role"]
+__all__ = ["ClientTLS", "Discover", "Drain", "Engine", "EngineKind", "OnClientGone", "Role"]
 
 
 class ClientTLS(Section):
@@ -26,6 +27,7 @@ class ClientTLS(Section):
     """False accepts any certificate; said in the log at every start."""
 
 
+MAX_DISCOVERED_NAME = 80
 VISIBLE = re.compile(r"[!-~]+")
 
 
@@ -55,6 +57,13 @@ class Drain(Section):
     """Of the answer, from then on."""
     at_once: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Answers of this engine read on at the same time; others are cancelled. Each holds a connection."""
+
+
+class Discover(StrEnum):
+    NO = "none"
+    DNS = "dns"
+    DNS4 = "dns4"
+    DNS6 = "dns6"
 
 
 class Role(StrEnum):
@@ -92,6 +101,16 @@ class Engine(Section):
     """A health check that takes longer has failed."""
     unhealthy_after: Annotated[int, Field(ge=1, le=100)] = 2
     """Consecutive failed checks before it is taken out."""
+    discover: Discover = Discover.NO
+    """dns: each address of the url's host is an engine of its own, called NAME@ADDRESS. dns4 and dns6 take only the A
+    or AAAA records: for hosts that have both."""
+    discover_every: Seconds = 10.0
+    """Seconds between look-ups of the name."""
+    discover_missing: Annotated[int, Field(ge=1, le=1_000)] = 3
+    """Answers in a row that must come without an address before it is given up; what runs there still finishes. No
+    answer, or an empty one, gives nothing up."""
+    discover_most: Annotated[int, Field(ge=1, le=4_096)] = 256
+    """Most addresses taken of the name."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Sequences it runs at once (vLLM: --max-num-seqs); admission sends no more, nor more than the engine says of
     itself (SGLang, TensorRT-LLM, llama.cpp)."""
@@ -161,6 +180,21 @@ class Engine(Section):
     def _speakable(self) -> Engine:
         if self.priority and self.kind.value not in ("vllm", "sglang", "auto"):
             raise clash(f"priority is for engines of the kinds vllm and sglang, not {self.kind.value}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Engine:
+        if self.discover is Discover.NO:
+            return self
+        host = urlsplit(self.url).hostname or ""
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            pass
+        else:
+            raise clash(f"discover needs a url with a DNS name, and {host} is an address")
+        if len(self.name) > MAX_DISCOVERED_NAME:
+            raise clash(f"with discover, a name has at most {MAX_DISCOVERED_NAME} characters: @ADDRESS is added to it")
         return self
 
     @model_validator(mode="after")

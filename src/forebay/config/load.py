@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from forebay.config import document
 from forebay.config.advise import cautions
+from forebay.config.anchors import anchor_paths
 from forebay.config.checks import clashes, tls_files, tokenizer_files
 from forebay.config.document import MAX_BYTES, Node, Trouble, dotted
 from forebay.config.explain import explain
@@ -89,7 +89,7 @@ def _read(text: str, name: str, env: Mapping[str, str], base: Path | None, secti
         left_out = Config.model_fields.keys() - set(sections)
         tree.value = {key: node for key, node in tree.value.items() if key not in left_out}
     troubles += document.interpolate(tree, env)
-    _anchor_paths(tree, base)
+    anchor_paths(tree, base)
     spoilt = {trouble.path for trouble in troubles if trouble.spoils}
     together = [*clashes(tree), *tls_files(tree), *tokenizer_files(tree)]
     config: Config | None = None
@@ -108,48 +108,3 @@ def _read(text: str, name: str, env: Mapping[str, str], base: Path | None, secti
 
 def _problems(name: str, troubles: Iterable[Trouble]) -> list[Problem]:
     return [Problem(name, t.line, dotted(t.path), t.message, t.found, t.allowed) for t in troubles]
-
-
-def _anchor_paths(tree: Node, base: Path | None) -> None:
-    def anchor(node: Node | None) -> None:
-        if node and isinstance(node.value, str) and node.value and "-----BEGIN" not in node.value:
-            node.value = _anchored(node.value, base)
-
-    anchor(tree.child("state_dir"))
-    anchor(tree.child("admission", "record"))
-    for listener in _items(tree, "listeners"):
-        for field in ("cert", "key", "client_ca"):
-            anchor(listener.child("tls", field))
-    for engine in _items(tree, "engines"):
-        anchor(engine.child("tls", "ca"))
-        if (launch := engine.child("launch")) is not None:
-            _anchor_launch(launch, base)
-    for model in _items(tree, "models"):
-        anchor(model.child("tokenizer"))
-
-
-def _anchor_launch(launch: Node, base: Path | None) -> None:
-    """Absolute, since the engine may run in another folder. A program without a slash is looked for on PATH, a model
-    like a/b is a name of Hugging Face's."""
-    starts = ("/", "./", "../", "~")
-    for node, is_path in (
-        (launch.child("directory"), lambda text: True),
-        (launch.child("python"), lambda text: "/" in text),
-        (launch.child("command", 0), lambda text: "/" in text),
-        (launch.child("model"), lambda text: text.startswith(starts) or text.endswith(".gguf")),
-    ):
-        if node is not None and isinstance(node.value, str) and node.value and is_path(node.value):
-            node.value = str(Path(_anchored(node.value, base)).absolute())
-
-
-def _anchored(text: str, base: Path | None) -> str:
-    try:
-        path = Path(text).expanduser()
-    except (RuntimeError, ValueError):  # no such user, or no text that a path can have
-        path = Path(text)
-    return str(base / path) if base else str(path)
-
-
-def _items(tree: Node, section: str) -> list[Node]:
-    node: Any = tree.child(section)
-    return node.children() if node else []

@@ -20,6 +20,7 @@ from forebay.config.admission import Admission
 from forebay.config.disaggregation import Disaggregation
 from forebay.config.engine import VISIBLE, Engine, Role
 from forebay.config.fit import impossible
+from forebay.config.health import Health
 from forebay.config.section import Class, Name, Seconds, Secret, Section
 from forebay.config.section import clash as _clash
 from forebay.errors import shown
@@ -321,6 +322,11 @@ class Config(Section):
     """SQLAlchemy URL; empty: SQLite in state_dir."""
     engines: tuple[Engine, ...] = ()
     """The engines behind the gateway."""
+    engines_file: Path | None = None
+    """A file with more of them: a list of entries as under engines, in YAML or JSON. It is watched: a change is in
+    force within seconds, and one that cannot be used changes nothing."""
+    health: Health = Health()
+    """When an engine gets no more requests for a while."""
     models: dict[Name, Model] = Field(default={})
     """Aliases, defaults and tokenizers, by the engine's own model name."""
     callers: Callers = Callers()

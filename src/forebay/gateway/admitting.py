@@ -192,9 +192,9 @@ class Admitting:
     # --- engines -----------------------------------------------------------------------------------------------------
 
     def sync(self, handles: Iterable[Handle]) -> None:
-        """The healthy engines, as they are now."""
+        """The engines that take requests, as they are now."""
         now = monotonic()
-        healthy = {h.name: h for h in handles if h.healthy}
+        healthy = {h.name: h for h in handles if h.usable}
         for name in [n for n, h in self._handles.items() if healthy.get(n) is not h]:
             del self._handles[name]
             self._shed_log.forget(name)

@@ -27,7 +27,8 @@ from forebay.gateway.forwarding import RequestIds, given_id, upstream_block
 from forebay.gateway.front import Answer, Front
 from forebay.gateway.logs import RequestLog, Stamp
 from forebay.gateway.relay import SHOWN, Stream, Unary
-from forebay.gateway.retries import RetryBudget
+from forebay.gateway.retries import RetryBudget, Spread
+from forebay.gateway.stalls import Stalls
 from forebay.gateway.telemetry import Telemetry
 from forebay.gateway.tokens import TokenEstimates
 from forebay.policy.placement import Placement
@@ -66,6 +67,7 @@ class Gateway:
         self.telemetry = telemetry
         self.ticker = ticker
         self.retry_budget = RetryBudget(config.retries.budget)
+        self.spread = Spread()
         self.live: set[Exchange] = set()
         self.admitting: Admitting | None = None
         self.drains = Drains()
@@ -73,17 +75,20 @@ class Gateway:
         self._tokens = TokenEstimates()
         ticker.add(self.drains.sweep)
         self.disaggregating = Disaggregating(config.disaggregation, self)
+        self._stalls = Stalls(self)
+        fleet.lost = self._stalls.lost
+        ticker.add(self._stalls.look)
         self._log = request_log
         self._ids = RequestIds()
         self._stamp = Stamp()
         self._started = int(time.time())
 
-    def configure(self, config: Config) -> None:
-        """A reload: what is live goes on as it began."""
+    def configure(self, config: Config, listed: int = 0) -> None:
+        """A reload: what is live goes on as it began. `listed`: how many of the engines are of the watched file."""
         self._read(config)
         self.retry_budget.share = config.retries.budget
         self.callers.configure(config.callers, config.listeners)
-        self.fleet.configure(config)
+        self.fleet.configure(config, listed)
         self._log.configure(config.logging)
         self.disaggregating.configure(config.disaggregation)
         if self.admitting is not None and config.admission.enabled:

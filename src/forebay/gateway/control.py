@@ -13,17 +13,19 @@ from time import monotonic, time
 from forebay.config.models import Class
 from forebay.gateway.admission_view import admission_state, reasons
 from forebay.gateway.app import Gateway
+from forebay.gateway.fleet_view import engine_gauges, engine_states
 from forebay.gateway.logs import LogWriter
 from forebay.gateway.telemetry import counter_snapshot, gauge
 from forebay.state.channel import Channel, ChannelBroken
+from forebay.state.live import live_of
 from forebay.state.messages import (
     AdmissionState,
     Done,
-    EngineState,
     FamilySnapshot,
     GetAdmission,
     GetSnapshot,
     NoAdmission,
+    SetEngines,
     SetKeys,
     Snapshot,
 )
@@ -73,6 +75,9 @@ class Control:
                     case SetKeys(version, keys):
                         self._gateway.callers.set_keys(keys, version)
                         await channel.send(Done())
+                    case SetEngines():
+                        self._gateway.fleet.set_live(*live_of(message))
+                        await channel.send(Done())
                     case _:
                         raise ChannelBroken(f"a worker is not asked for {type(message).__name__}")
         except ConnectionError:
@@ -97,19 +102,7 @@ class Control:
                 *self._admission(),
                 *self._wire(),
             ),
-            engines=tuple(
-                EngineState(
-                    h.name,
-                    h.config.url,
-                    h.healthy,
-                    h.models,
-                    h.in_flight,
-                    h.why,
-                    h.adapter.kind,
-                    h.report.version or "",
-                )
-                for h in gateway.fleet.handles.values()
-            ),
+            engines=tuple(engine_states(gateway.fleet)),
         )
 
     def admission(self) -> AdmissionState | NoAdmission:
@@ -123,37 +116,11 @@ class Control:
 
     def _gauges(self) -> Iterable[FamilySnapshot]:
         yield counter_snapshot(self._gateway.aborts.counted)
-        handles = self._gateway.fleet.handles.values()
         yield gauge("forebay_requests_live", "Requests that have not ended.", (), [((), len(self._gateway.live))])
         drained = len(self._gateway.drains)
         yield gauge("forebay_requests_drained", "Answers read on for their usage; nobody waits.", (), [((), drained)])
         yield gauge("forebay_client_connections", "Open client connections.", (), [((), len(self._server.connections))])
-        yield gauge(
-            "forebay_engine_in_flight",
-            "Requests at an engine.",
-            ("engine",),
-            [((h.name,), h.in_flight) for h in handles],
-        )
-        yield gauge(
-            "forebay_engine_connections",
-            "Open connections to an engine, idle ones included.",
-            ("engine",),
-            [((h.name,), h.pool.open) for h in handles],
-        )
-        yield gauge(
-            "forebay_engine_healthy",
-            "1 where the engine's health checks pass.",
-            ("engine",),
-            [((h.name,), float(h.healthy)) for h in handles],
-        )
-        reports = (
-            ("forebay_engine_running", "Running requests, as the engine reports.", "running"),
-            ("forebay_engine_waiting", "Waiting requests, as the engine reports.", "waiting"),
-            ("forebay_engine_kv_usage", "Share of KV blocks in use, as the engine reports.", "kv_usage"),
-        )
-        for name, text, field in reports:
-            values = [((h.name,), float(v)) for h in handles if (v := getattr(h.report, field)) is not None]
-            yield gauge(name, text, ("engine",), values)
+        yield from engine_gauges(self._gateway.fleet)
 
     def _admission(self) -> Iterable[FamilySnapshot]:
         admitting = self._gateway.admitting

@@ -21,12 +21,12 @@ def refusal_of(failure: Failure, detail: str) -> Refusal:
     return errors.engine_failed(detail or failure.value)
 
 
-def retry_after(headers: list[Header]) -> float:
-    """An engine's own Retry-After in seconds; 1 where it has none that can be read."""
+def retry_after(headers: list[Header]) -> float | None:
+    """An engine's own Retry-After in seconds; None where it has none that can be read."""
     for name, value in headers:
         if name == b"retry-after" and value.isdigit() and len(value) < 6:
             return float(value)
-    return 1.0
+    return None
 
 
 def said(body: bytes) -> str:

@@ -8,6 +8,7 @@ say what to do with the bytes.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
 from forebay.gateway.handles import Entry, Handle
 from forebay.gateway.prompts import NOTHING
+from forebay.gateway.verdicts import judge
 from forebay.lifecycle import Event, State, advance, walk
 from forebay.wire.head import Header
 from forebay.wire.inflate import CODINGS, InflateFailed, Inflater
@@ -73,6 +75,7 @@ class Exchange(ABC):
         "_headers",
         "_inflater",
         "_leaving",
+        "_probe",
         "_tried",
         "abort",
         "ask",
@@ -94,6 +97,8 @@ class Exchange(ABC):
         "reply",
         "request",
         "request_id",
+        "resumed_at",
+        "sent_at",
         "series",
         "shown",
         "state",
@@ -143,6 +148,9 @@ class Exchange(ABC):
         self.payload = payload
         self._headers: list[Header] = []
         self._handle: Handle | None = None
+        self._probe = 0
+        self.sent_at = 0.0
+        self.resumed_at = 0.0
         self._tried: tuple[str, ...] = ()
         self._failing = False
         self._error_body = b""
@@ -162,6 +170,11 @@ class Exchange(ABC):
     @property
     def ended(self) -> bool:
         return self.state is _SETTLED
+
+    @property
+    def handle(self) -> Handle | None:
+        """The engine that works for it now."""
+        return self._handle
 
     # --- the way to an engine ----------------------------------------------------------------------------------------
 
@@ -186,6 +199,8 @@ class Exchange(ABC):
         if name is None:
             self.refuse(last or errors.no_engine(self.entry.name, "none of its engines is healthy"))
             return
+        if name in gateway.fleet.eased:
+            name = gateway.fleet.instead(gateway.placement, self.entry.name, candidates, name)
         self.dispatch(name)
 
     def queued(self) -> None:
@@ -236,27 +251,58 @@ class Exchange(ABC):
         self._handle = handle
         self._tried = (*self._tried, handle.name)
         handle.in_flight += 1
+        self.sent_at = self.gateway.ticker.now
+        if handle.breaker.tender and (probe := handle.breaker.sent()):
+            self._probe = probe
+            self.gateway.fleet.probed(handle)
         self.attempts += 1
         self._failing = self.free = False
         self.abort = None
 
     def _retry(self, refusal: Refusal) -> None:
         """Before the first byte: another engine, if there is one and the budget allows; else the refusal."""
-        gateway = self.gateway
         if self._leaving is not None:
             self._settle(self._leaving[0])
             return
-        self._release()
+        self._release(refusal.outcome, refusal.message)
+        if self._may_retry():
+            self._again(refusal)
+        else:
+            self.refuse(refusal)
+
+    def _may_retry(self) -> bool:
+        """Takes of the budget where it is so."""
+        gateway = self.gateway
+        retries = gateway.config.retries
+        self.entry = gateway.fleet.catalog.get(self.entry.name, self.entry)
+        others, _ = self.entry.left(self._tried)
+        return bool(others) and self.attempts < retries.attempts and gateway.retry_budget.take(gateway.ticker.now)
+
+    def _again(self, refusal: Refusal) -> None:
+        """`refusal` is what to say where it comes to nothing."""
+        gateway = self.gateway
         if self.ask is not None and gateway.admitting is not None:
             gateway.admitting.end(self)
-        retries = gateway.config.retries
-        others, _ = self.entry.left(self._tried)
-        if not others or self.attempts >= retries.attempts or not gateway.retry_budget.take(gateway.ticker.now):
-            self.refuse(refusal)
-            return
         gateway.telemetry.retries.series(self.engine).add()
         self._move(Event.RETRY)
-        self._place(refusal)
+        delay = gateway.spread.delay(gateway.ticker.now) if gateway.admitting is None else 0.0
+        if delay:
+            asyncio.get_running_loop().call_later(delay, self._place_late, refusal)
+        else:
+            self._place(refusal)
+
+    def _place_late(self, refusal: Refusal) -> None:
+        if self.state is _HELD:  # it may have been ended meanwhile
+            self._place(refusal)
+
+    def move(self, refusal: Refusal) -> None:
+        """Its engine has fallen silent: before the first byte it goes to another, where it may; else it waits on."""
+        if self._handle is None or self.reply.started or not self._may_retry():
+            return
+        self._drop_call()
+        self.count_failure("stalled")
+        self._release(Outcome.ENGINE_TIMEOUT, refusal.message)
+        self._again(refusal)
 
     # --- wire.upstream.Sink ------------------------------------------------------------------------------------------
 
@@ -361,6 +407,12 @@ class Exchange(ABC):
         self._move(_FIRST_TOKEN)
         if self.legs is not None:
             self.legs.first_content(now)
+        handle = self._handle
+        if handle is not None:
+            handle.began(self.gateway.ticker.now - self.sent_at)
+            if self._probe:  # a stream may last; that it began says enough
+                self.gateway.fleet.went_well(handle, self._probe)
+                self._probe = 0
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.first_content(self, now)
 
@@ -463,7 +515,10 @@ class Exchange(ABC):
         if meaning is Outcome.OVERLOADED:
             self.count_failure("overloaded")
             seconds = retry_after(self._headers)
-            self._retry(errors.overloaded("engine_overloaded", "Every engine for this model is full.", seconds))
+            if handle is not None:
+                self.gateway.fleet.rests(handle, seconds)
+            refusal = errors.overloaded("engine_overloaded", "Every engine for this model is full.", seconds or 1.0)
+            self._retry(refusal)
         elif meaning is Outcome.ENGINE_ERROR:
             self.count_failure(f"status_{status // 100}xx")
             # What an engine says of credentials may hold ours.
@@ -495,7 +550,7 @@ class Exchange(ABC):
         else:
             self.state = walk(self.state, _ENDS.get(outcome, _REFUSE), _SETTLE)
         self._drop_call()
-        self._release()
+        self._release(outcome, self.refusal.message if self.refusal is not None else "its answer was cut")
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.end(self)
         self.gateway.live.discard(self)
@@ -511,6 +566,7 @@ class Exchange(ABC):
 
     def resume(self) -> None:
         if self.call is not None:
+            self.resumed_at = self.gateway.ticker.now
             self.call.resume()
 
     def _move(self, event: Event) -> None:
@@ -534,12 +590,19 @@ class Exchange(ABC):
         if abort is not None and self._handle is not None:
             self.gateway.aborts.tell(self._handle, abort)
 
-    def _release(self) -> None:
+    def _release(self, outcome: Outcome, why: str) -> None:
+        """The engine has done what it does for this attempt: what that says of it."""
         if self.legs is not None:
             self.legs.end()
         handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.in_flight -= 1
+        if handle is None:
+            return
+        handle.in_flight -= 1
+        probe, self._probe = self._probe, 0
+        now = self.gateway.ticker.now
+        if outcome is _OK and not self.first_content_at:
+            handle.began(now - self.sent_at)
+        judge(self.gateway.fleet, handle, outcome, probe, why, now)
 
     def count_failure(self, kind: str) -> None:
         self.gateway.telemetry.upstream_errors.series(self.engine, kind).add()

@@ -13,13 +13,23 @@ MAX_BODY = 8 << 20
 
 
 class FetchFailed(Exception):
-    """No 200 came back; says why. `ours`: for a want of ours, not of the engine's. `status`: what came instead."""
+    """No 200 came back; says why. `ours`: for a want of ours, not of the engine's. `status`: what came instead.
+    `silent`: nothing came at all."""
 
-    def __init__(self, why: str, *, ours: bool = False, status: int | None = None, too_large: bool = False) -> None:
+    def __init__(
+        self,
+        why: str,
+        *,
+        ours: bool = False,
+        status: int | None = None,
+        too_large: bool = False,
+        silent: bool = False,
+    ) -> None:
         super().__init__(why)
         self.ours = ours
         self.status = status
         self.too_large = too_large
+        self.silent = silent
 
 
 class Target(Protocol):
@@ -81,7 +91,8 @@ async def fetch(
         async with asyncio.timeout(seconds):
             return await done
     except TimeoutError:
-        raise FetchFailed(f"{method.decode()} {path.decode()} took longer than {seconds:g} s") from None
+        why = f"{method.decode()} {path.decode()} took longer than {seconds:g} s"
+        raise FetchFailed(why, silent=True) from None
     finally:
         if sink.call is not None:
             sink.call.cancel()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,10 +16,36 @@ from forebay.engines.registry import adapter
 from forebay.gateway.dialects import dialect_of
 from forebay.gateway.looking import Look
 from forebay.gateway.roles import roles_of
+from forebay.policy.breaker import Breaker
+from forebay.policy.breaker import State as BreakerState
 from forebay.wire.pool import Pool
 
 EAGER, EAGER_SECONDS = 0.1, 15.0
 """Seconds between checks of an engine that is not there yet, and for how long it is expected so eagerly."""
+RESTING = 0.01
+"""Share of traffic of an engine that said it is overloaded."""
+
+
+class Source(StrEnum):
+    """Who named an engine."""
+
+    FILE = "file"
+    """The configuration."""
+    LIST = "list"
+    """The watched file, `engines_file`."""
+    LIVE = "live"
+    """`forebay engines add`."""
+    DNS = "dns"
+    """An address of an engine with `discover`, whoever named that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An engine that there should be. `address`: of several behind its host's name, the one to connect to."""
+
+    config: Engine
+    source: Source
+    address: str = ""
 
 
 class Handle:
@@ -27,48 +55,103 @@ class Handle:
         "_failures",
         "_heads",
         "adapter",
+        "answered_at",
+        "breaker",
+        "checks",
         "config",
         "dialect",
         "discovered",
+        "draining",
         "expected_until",
+        "first_mean",
+        "firsts",
+        "gap_mean",
+        "gaps",
         "healthy",
+        "heard_at",
         "in_flight",
         "look",
         "looked_at",
         "name",
         "pool",
-        "recheck",
+        "quiet",
         "report",
         "reported",
-        "scraping",
-        "task",
+        "rests_until",
+        "stalled",
+        "usable",
+        "wanted",
         "why",
     )
 
-    def __init__(self, config: Engine, pool: Pool, now: float) -> None:
+    def __init__(self, wanted: Wanted, pool: Pool, breaker: Breaker, now: float) -> None:
+        config = wanted.config
         self.name = config.name
         self.expected_until = now + EAGER_SECONDS
+        self.wanted = wanted
         self.config = config
         self.adapter = adapter(config.kind)
         self.dialect = dialect_of(config, self.adapter)
         self.look = Look()
         self.pool = pool
+        self.breaker = breaker
         self.healthy = False
+        self.draining = False
+        self.usable = False
+        """Whether it gets new requests: the sum of the above, kept by `refresh`."""
+        self.stalled = False
+        self.rests_until = 0.0
         self.why = "not checked yet"
         self.reported = False
         self.discovered: tuple[str, ...] | None = None
         self.in_flight = 0
         self.report = EngineReport()
-        self.recheck = asyncio.Event()
         self.looked_at = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-        self.scraping: asyncio.Task[None] | None = None
+        self.checks = 0
+        """Good ones in a row."""
+        # What gateway.stalls learns: monotonic seconds, seconds, counts.
+        self.heard_at = 0.0
+        self.answered_at = 0.0
+        self.quiet = 0.0
+        self.gap_mean = 0.0
+        self.gaps = 0
+        self.first_mean = 0.0
+        self.firsts = 0
         self._failures = 0
         self._heads: dict[bytes, bytes] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
         return self.config.models or self.discovered or ()
+
+    @property
+    def state(self) -> str:
+        """In one word, for people."""
+        if self.draining:
+            return "draining"
+        if not self.healthy:
+            return "unhealthy" if self.reported or self.discovered is not None or self._failures else "starting"
+        if self.stalled:
+            return "stalled"
+        return "healthy" if self.breaker.state is BreakerState.CLOSED else self.breaker.state.value
+
+    def share(self, now: float) -> float:
+        """Of the traffic that it would get otherwise, in (0, 1]: less while it starts slowly, hardly any while it
+        rests. `now` is monotonic seconds."""
+        share = self.breaker.share(now)
+        return min(share, RESTING) if now < self.rests_until else share
+
+    def refresh(self) -> bool:
+        """Look whether it is usable. True where that changed."""
+        usable = self.healthy and not self.draining and self.breaker.admits
+        changed, self.usable = usable is not self.usable, usable
+        return changed
+
+    def began(self, seconds: float) -> None:
+        """Its answer to a request began that long after it was sent."""
+        self.firsts += 1
+        seconds = max(0.0, seconds)
+        self.first_mean += (seconds - self.first_mean) * max(0.1, 1.0 / self.firsts)
 
     def may_yet_know(self, now: float) -> bool:
         """Whether it may serve models nobody has heard of yet: it is new, and has not told."""
@@ -125,9 +208,13 @@ class Handle:
             self.discovered, self.report = before.discovered, before.report
             self.adapter, self.look = before.adapter, before.look
             self.dialect = dialect_of(ours, self.adapter)
+            self.breaker, self.rests_until, self.stalled = before.breaker, before.rests_until, before.stalled
+            self.gap_mean, self.gaps = before.gap_mean, before.gaps
+            self.first_mean, self.firsts = before.first_mean, before.firsts
 
     def __repr__(self) -> str:
-        return f"<Engine {self.name} {'healthy' if self.healthy else self.why} {self.in_flight} in flight>"
+        well = self.state if self.healthy else self.why
+        return f"<Engine {self.name} {well} {self.in_flight} in flight>"
 
 
 class Entry:

@@ -15,13 +15,13 @@ Names = tuple[str, ...]
 
 class Roles(NamedTuple):
     able: Names
-    """Engines that may be sent a request, now or once they are healthy."""
+    """Engines that may be sent a request, now or once they take requests."""
     candidates: Names
-    """Those of them that are healthy."""
+    """Those of them that take requests."""
     spares: Names
-    """Healthy prefill engines that can serve whole requests, for when no candidate is left."""
+    """Prefill engines that take requests and can serve whole requests, for when no candidate is left."""
     prefills: tuple[Handle, ...]
-    """Healthy ones."""
+    """Those that take requests."""
     apart: bool
     """Whether any engine has a role of its own."""
 
@@ -30,10 +30,10 @@ def roles_of(engines: tuple[Handle, ...]) -> Roles:
     serving = tuple([e for e in engines if e.config.role is not Role.PREFILL])
     able = tuple([e.name for e in serving])
     if all(e.config.role is Role.BOTH for e in engines):
-        return Roles(able, tuple([e.name for e in engines if e.healthy]), (), (), False)
-    prefills = tuple([e for e in engines if e.config.role is Role.PREFILL and e.healthy])
+        return Roles(able, tuple([e.name for e in engines if e.usable]), (), (), False)
+    prefills = tuple([e for e in engines if e.config.role is Role.PREFILL and e.usable])
     kinds = {e.adapter.kind for e in prefills}
-    candidates = tuple([e.name for e in serving if e.healthy and (serves_alone(e) or e.adapter.kind in kinds)])
+    candidates = tuple([e.name for e in serving if e.usable and (serves_alone(e) or e.adapter.kind in kinds)])
     spares = tuple([e.name for e in prefills if serves_alone(e)])
     if not candidates and spares:
         able = candidates = spares

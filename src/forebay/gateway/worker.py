@@ -34,6 +34,7 @@ from forebay.gateway.recorder import Recorder, recorded
 from forebay.gateway.telemetry import Telemetry
 from forebay.policy.placement import RoundRobin
 from forebay.state.channel import Channel, ChannelBroken
+from forebay.state.live import at_start
 from forebay.state.messages import Drain, Ready, Reload, SetKeys, Start, keys_snapshot, worker_socket
 from forebay.wire.server import Server
 from forebay.wire.tasks import Tasks
@@ -75,7 +76,11 @@ class Worker:
             tokenizers = {name: model.tokenizer for name, model in config.models.items() if model.tokenizer}
             tokens.exact = ExactCounts.load(tokenizers, loop, tokens.learn)
             fleet.watcher, fleet.report_interval = gateway.admitting, admission.report_interval
-        fleet.configure(config)
+        engines, draining, wrong = at_start(config.state_dir, os.environ)
+        for problem in wrong:
+            log.error("%s", problem)
+        fleet.configure(config, self._start.listed)
+        fleet.set_live(engines, draining)
         await control.listen(worker_socket(config.state_dir, self._start.index))
         await fleet.first_look(FIRST_LOOK)
         for fd, listener in zip(self._start.fds, config.listeners, strict=True):
@@ -115,8 +120,8 @@ class Worker:
         try:
             while (message := await self._channel.receive()) is not None:
                 match message:
-                    case Reload(text):
-                        self._reload(text, gateway, server)
+                    case Reload(text, listed):
+                        self._reload(text, listed, gateway, server)
                     case Drain(deadline):
                         self._stop_in(deadline)
                     case _:
@@ -125,7 +130,7 @@ class Worker:
             log.error("the supervisor's channel broke: %s", e)
         self._stop_in(self._config.timeouts.drain)
 
-    def _reload(self, text: str, gateway: Gateway, server: Server) -> None:
+    def _reload(self, text: str, listed: int, gateway: Gateway, server: Server) -> None:
         try:
             config = Config.model_validate_json(text)
         except ValidationError as e:
@@ -133,7 +138,7 @@ class Worker:
             log.error("the new configuration cannot be read: %s", [(x["loc"], x["msg"]) for x in wrong])
             return
         logs.configure(config.logging)
-        gateway.configure(config)
+        gateway.configure(config, listed)
         server.configure(config.limits, config.timeouts)
         self._renew_certificates(config)
         self._config = config

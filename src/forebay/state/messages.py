@@ -5,7 +5,8 @@ Two channels, one framing (`state.channel`):
 - supervisor ↔ child: an inherited socket pair, fd number in `FOREBAY_CHANNEL`. The supervisor sends `Start`, later
   `Reload` and `Drain`; the child answers `Ready` once. End of file means that the supervisor is gone: drain and leave.
 - admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`,
-  `GetAdmission` and `SetKeys`; the worker answers with `Snapshot`, `AdmissionState` or `NoAdmission`, and `Done`.
+  `GetAdmission`, `SetKeys` and `SetEngines`; the worker answers with `Snapshot`, `AdmissionState` or `NoAdmission`, and
+  `Done`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     index: int
     boot: str
     """Identity of this run of the supervisor."""
+    listed: int = 0
+    """How many of the configuration's engines, the last ones, are of the watched file."""
     fds: tuple[int, ...] = ()
     """Listening sockets, in the order of `config.listeners` (worker) or one for the admin address (admin)."""
 
 
 class Reload(msgspec.Struct, tag="reload", frozen=True):
     config: str
+    listed: int = 0
+    """As in `Start`."""
 
 
 class Drain(msgspec.Struct, tag="drain", frozen=True):
@@ -56,6 +61,15 @@ class SetKeys(msgspec.Struct, tag="set_keys", frozen=True):
     keys: tuple[KeyRecord, ...]
 
 
+class SetEngines(msgspec.Struct, tag="set_engines", frozen=True):
+    """What `forebay engines` has changed: entries beside the configuration's, as JSON with secrets resolved, and names
+    that get no new requests."""
+
+    version: int
+    engines: tuple[str, ...] = ()
+    draining: tuple[str, ...] = ()
+
+
 class Done(msgspec.Struct, tag="done", frozen=True):
     pass
 
@@ -79,10 +93,16 @@ class EngineState(msgspec.Struct, frozen=True):
     models: tuple[str, ...]
     in_flight: int
     why: str = ""
-    """What the last failed check said."""
+    """What the last failed check said, or why it gets no requests."""
     kind: str = ""
     """What it is taken for."""
     version: str = ""
+    state: str = ""
+    """In one word: gateway.handles, Handle.state."""
+    usable: bool = True
+    """It gets new requests."""
+    source: str = "file"
+    """gateway.handles, Source."""
 
 
 class Snapshot(msgspec.Struct, tag="snapshot", frozen=True):
@@ -172,6 +192,7 @@ Message = (
     | GetSnapshot
     | GetAdmission
     | SetKeys
+    | SetEngines
     | Done
     | Snapshot
     | AdmissionState
@@ -191,6 +212,11 @@ def worker_socket(state_dir: Path, index: int) -> Path:
 def admin_socket(state_dir: Path) -> Path:
     """The admin API over a Unix socket: what the command line talks to."""
     return run_dir(state_dir) / "admin.sock"
+
+
+def live_engines(state_dir: Path) -> Path:
+    """What `forebay engines` has added and drained, as `state.live` reads it."""
+    return state_dir / "engines.json"
 
 
 def keys_snapshot(state_dir: Path) -> Path:

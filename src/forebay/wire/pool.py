@@ -108,7 +108,6 @@ class Pool:
         self._closed = False
         self.memo: AnswerMemo | None = None
         self._lessons = LESSONS
-        ticker.add(self._sweep)
 
     def request(self, head: bytes, body: bytes, sink: Sink) -> None:
         """Send `head` (complete, with its empty line) and `body`. Sets `sink.call`. Never raises: what goes wrong
@@ -154,18 +153,20 @@ class Pool:
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.drop()
-        self._retire()
 
     # --- for connections ---------------------------------------------------------------------------------------------
 
     def joined(self, connection: UpstreamConnection) -> None:
+        if not self._open:
+            self.ticker.add(self._sweep)  # many pools have nothing to sweep
         self._open.add(connection)
 
     def left(self, connection: UpstreamConnection) -> None:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        self._retire()
+        if not self._open:
+            self.ticker.remove(self._sweep)
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """Keep a connection whose call ended well."""
@@ -207,7 +208,6 @@ class Pool:
             detail = e.strerror or str(e) or type(e).__name__
         finally:
             self._connecting -= 1
-            self._retire()
         if connection is None:
             waiting.fail(failure, detail)
             return
@@ -223,10 +223,6 @@ class Pool:
         late = [c for c in self._open if c.deadline < now]
         for connection in late:
             connection.timed_out(now)
-
-    def _retire(self) -> None:
-        if self._closed and not self._open and not self._connecting:
-            self.ticker.remove(self._sweep)
 
     def __repr__(self) -> str:
         return f"<Pool {self.origin} {self.busy} busy, {len(self._idle)} idle>"

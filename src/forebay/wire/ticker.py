@@ -21,17 +21,16 @@ class Ticker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._sweepers: list[Callable[[float], None]] = []
+        self._sweepers: dict[Callable[[float], None], None] = {}  # in the order they came
         self._handle: asyncio.TimerHandle | None = None
         self.now = loop.time() + PERIOD
 
     def add(self, sweeper: Callable[[float], None]) -> None:
-        self._sweepers.append(sweeper)
+        self._sweepers[sweeper] = None
 
     def remove(self, sweeper: Callable[[float], None]) -> None:
         """Nothing happens where it is not there any more."""
-        if sweeper in self._sweepers:
-            self._sweepers.remove(sweeper)
+        self._sweepers.pop(sweeper, None)
 
     def start(self) -> None:
         self.now = self._loop.time() + PERIOD
