@@ -12,7 +12,7 @@ from forebay.config.engine import Engine
 from forebay.config.models import Class
 from forebay.engines.base import EngineReport
 from forebay.errors import Outcome
-from forebay.gateway.admitting import Admitting, _facts, rules_of
+from forebay.gateway.admitting import Admitting, facts_of, rules_of
 from forebay.gateway.prompts import NOTHING
 from forebay.policy.admission import Admission
 from forebay.policy.engine_books import Facts
@@ -24,7 +24,7 @@ class Exchange:
 
     def __init__(self, class_: Class, now: float) -> None:
         self.body = ChatBody(messages=b"[]")  # type: ignore[arg-type]
-        self.front = SimpleNamespace(class_=class_, caller=None, explains=False)
+        self.front = SimpleNamespace(class_=class_, caller=None, explains=False, session=0)
         self.entry = SimpleNamespace(name="m", target="m", defaults={})
         self.stream = True
         self.received_at = now
@@ -45,7 +45,9 @@ class Exchange:
 def test_one_that_leaves_between_its_eviction_and_the_word_of_it_is_forgotten() -> None:
     async def scenario() -> Admitting:
         loop = asyncio.get_running_loop()
-        section = Section.model_validate({"queue": {"requests": 1, "low_share": 1.0, "normal_share": 1.0}})
+        section = Section.model_validate(
+            {"enabled": True, "queue": {"requests": 1, "low_share": 1.0, "normal_share": 1.0}}
+        )
         prior = PrefillPrior(
             base_s=0.02, per_token_s=1e-4, per_token_context_s=0.0, decode_step_s=0.02, per_sequence_s=0.0
         )
@@ -67,7 +69,7 @@ def test_one_that_leaves_between_its_eviction_and_the_word_of_it_is_forgotten() 
 def test_no_more_sequences_than_the_engine_says_it_runs() -> None:
     def most(concurrency: int | None, told: int | None) -> tuple[int, int | None]:
         config = Engine.model_validate({"name": "e", "url": "http://e", "max_num_seqs": 64, "concurrency": concurrency})
-        facts = _facts(SimpleNamespace(config=config, report=EngineReport(max_num_seqs=told)))  # type: ignore[arg-type]
+        facts = facts_of(SimpleNamespace(config=config, report=EngineReport(max_num_seqs=told)))  # type: ignore[arg-type]
         return facts.max_num_seqs, facts.concurrency
 
     assert most(None, None) == (64, None)

@@ -390,7 +390,8 @@ async def _families() -> list[FamilySnapshot]:
             RequestLog(writer, config.logging),
             ticker,
         )
-        gateway.admitting = Admitting(config.admission, asyncio.get_running_loop())
+        admission = config.admission.model_copy(update={"enabled": True})
+        gateway.admitting = Admitting(admission, asyncio.get_running_loop())
         server = Server(gateway, config.limits, config.timeouts, ticker)
         found = [*Control(gateway, server, writer, "-", 0).snapshot().families, *await state.scrape(keys)]
         await server.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +50,10 @@ def command(
     from forebay.sim.rerun import LearnedStepTime, Requests, rerun
     from forebay.sim.workloads import write
 
-    new = rules_of(load_only(rules, os.environ, "admission").admission) if rules is not None else None
+    new = None
+    if rules is not None:
+        given = load_only(rules, os.environ, "admission", "placement")
+        new = replace(rules_of(given.admission, given.placement), gated=True)
     verdict, live = Verdict(show), Outcomes()
     try:
         tape = Tape(recording)

@@ -125,6 +125,10 @@ class Engine(Section):
     """How fast it prefills, to begin with: what it really does is learned."""
     decode_step: Seconds = 0.02
     """Seconds of one of its decode steps, to begin with."""
+    cost: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    """What it costs relative to the others of its models; placement.price says what that weighs."""
+    zone: Name | None = None
+    """Where it stands; one that is not in placement.zone is farther."""
     role: Role = Role.BOTH
     """prefill: computes prompts that other engines of its models decode, and is sent whole requests only where none of
     those is left. decode, both: is sent all others; a decode engine of SGLang only where a prefill engine is there."""

@@ -21,6 +21,7 @@ from forebay.config.disaggregation import Disaggregation
 from forebay.config.engine import VISIBLE, Engine, Role
 from forebay.config.fit import impossible
 from forebay.config.health import Health
+from forebay.config.placement import Placement
 from forebay.config.section import Class, Name, Seconds, Secret, Section
 from forebay.config.section import clash as _clash
 from forebay.errors import shown
@@ -345,6 +346,8 @@ class Config(Section):
     """Edges of the latency histograms."""
     admission: Admission = Admission()
     """What is promised, and how full engines may get."""
+    placement: Placement = Placement()
+    """Which engine of a model gets a request."""
     disaggregation: Disaggregation = Disaggregation()
     """Prefill on one engine, decode on another."""
 

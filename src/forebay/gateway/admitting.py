@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -16,16 +17,19 @@ from forebay import errors
 from forebay.api.openai import CompletionBody
 from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
+from forebay.config.placement import Placement as Placing
 from forebay.counters import counters
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.admission_view import ShedLog
 from forebay.gateway.explaining import AT_ONCE, Place, explain
+from forebay.gateway.prefixes import Prefixes
 from forebay.gateway.prompts import prompts_of
 from forebay.gateway.tokens import TokenEstimates
 from forebay.policy.admission import DEADLINE, Admission
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.decisions import Admit, Decision, Refuse, Wait
 from forebay.policy.engine_books import Facts, Report
+from forebay.policy.placement import PlacementRules
 from forebay.policy.prior import PrefillPrior
 from forebay.policy.queue import QueueRules
 from forebay.policy.rules import Rules
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
     from forebay.gateway.handles import Entry, Handle
 
+_DEFAULT: Final = Placing()
 MOST_TOKENS: Final = 1 << 40
 """No answer is longer, whatever is said of it. Python reads a number of 400 digits, which has no float."""
 _OK: Final = Outcome.OK  # reading a member off an Enum class is slow
@@ -54,11 +59,13 @@ REASONS: Final = {
 """Why admission refuses, by code; whoever waited too long is told by `errors.waited_too_long`."""
 
 
-def rules_of(section: Section) -> Rules:
+def rules_of(section: Section, placing: Placing = _DEFAULT) -> Rules:
     """What the configuration says, as the policy has it. Raises ValueError."""
     ttft, wait, ceilings, queue = section.ttft, section.wait, section.ceilings, section.queue
     shed, scale = section.shed, section.scale
     return Rules(
+        gated=section.enabled,
+        placement=placement_rules(placing),
         ttft={Class.VIP: ttft.vip, Class.NORMAL: ttft.normal, Class.LOW: ttft.low},
         ttft_multiple=section.ttft_multiple,
         tpot=section.tpot if section.tpot is not None else float("inf"),
@@ -89,11 +96,47 @@ def rules_of(section: Section) -> Rules:
     )
 
 
+def placement_rules(section: Placing) -> PlacementRules:
+    return PlacementRules(
+        interference=section.interference,
+        balance=section.balance,
+        recompute=section.recompute,
+        late=section.late,
+        price=section.price,
+        zone=section.zone or "",
+        zone_penalty=section.zone_penalty,
+        adapter_load=section.adapter_load,
+        affinity=section.session_weight,
+        index_bytes=section.index_bytes,
+    )
+
+
 class Admitting:
-    def __init__(self, section: Section, loop: asyncio.AbstractEventLoop, policy: Admission | None = None) -> None:
-        """`policy`: one that has these rules already."""
-        self.policy = policy or Admission(rules_of(section), {})
+    def __init__(
+        self,
+        section: Section,
+        loop: asyncio.AbstractEventLoop,
+        policy: Admission | None = None,
+        placing: Placing = _DEFAULT,
+        eased: AbstractSet[str] = frozenset(),
+    ) -> None:
+        """`policy`: one that has these rules already. `eased`: names of engines that are to get less than their share
+        now, as they come and go."""
+        self.policy = policy or Admission(rules_of(section, placing), {})
+        self.gated = section.enabled
+        """Whether requests wait and are refused; else they are only placed."""
+        self.prefixes = Prefixes(placing)
+        self._eased = eased
         self.decisions = counters("forebay_admission", "Decisions over requests.", "class", "decision")
+        self.prompt_tokens = counters(
+            "forebay_placed_prompt_tokens",
+            "Prompt tokens of placed requests: all as estimated, those believed to be cached on their engine, those "
+            "that engines said were cached.",
+            "tokens",
+        )
+        self._placed, self._believed, self._cached = (
+            self.prompt_tokens.series(name) for name in ("all", "believed_cached", "cached")
+        )
         self._admits = {cls: self.decisions.series(cls.value, "admit") for cls in Class}
         self.tokens = TokenEstimates()
         self._loop = loop
@@ -101,6 +144,7 @@ class Admitting:
         self._waiting: dict[int, Place] = {}
         self._streams: dict[int, Exchange] = {}
         self._handles: dict[str, Handle] = {}
+        self._restarts: dict[str, int] = {}
         self._shed_log = ShedLog()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -127,20 +171,27 @@ class Admitting:
             most = MOST_TOKENS
         self._keys += 1
         caller = front.caller
+        tenant = caller.organisation if caller is not None else ""
+        numbers, blocks = self.prefixes.of(body, model, tenant)
         x.ask = ask = Ask(
             self._keys,
             prompt_tokens=tokens,
             arrival=x.received_at,
             cls=front.class_,
-            tenant=caller.organisation if caller is not None else "",
+            tenant=tenant,
             model=model,
             max_tokens=most,
             n=n,
             engines=engines,
             anonymous=caller is None or caller.key_id == "anonymous",
             streams=x.stream,
+            prefix=numbers,
+            block_tokens=tokens / blocks if numbers else 0.0,
+            session=front.session,
             tag=x,
         )
+        if self._eased:
+            self._ease(now)
         decision = self.policy.offer(ask, now)
         if type(decision) is Admit:
             self._admits[front.class_].add()
@@ -185,7 +236,12 @@ class Admitting:
                 tokens = max(1, usage.completion_tokens // ask.n)
             if usage.prompt_tokens is not None and usage.prompt_tokens > 0:
                 self.tokens.learn(ask.model, x.counted, usage.prompt_tokens)
-        self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is _OK)
+        cached = usage.cached_tokens if usage is not None else None
+        if ask.engine:
+            self._placed.value += ask.prompt_tokens
+            self._believed.value += ask.cached.get(ask.engine, 0)
+            self._cached.value += cached or 0
+        self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is _OK, cached_tokens=cached)
         if self.policy.next_due() < inf:
             self._arm(now)
 
@@ -196,12 +252,13 @@ class Admitting:
         now = monotonic()
         healthy = {h.name: h for h in handles if h.usable}
         for name in [n for n, h in self._handles.items() if healthy.get(n) is not h]:
-            del self._handles[name]
+            del self._handles[name], self._restarts[name]
             self._shed_log.forget(name)
             self.policy.engine_gone(name, now)
         for name, handle in healthy.items():
             if name not in self._handles:
                 self._handles[name] = handle
+                self._restarts[name] = handle.look.restarts
                 self.policy.engine_here(name, facts_of(handle), now)
         self._arm(now)
 
@@ -222,18 +279,25 @@ class Admitting:
                 kv_used=r.kv_usage,
                 kv_tokens=handle.config.kv_tokens or r.kv_capacity_tokens,
                 preemptions=r.preemptions,
+                adapters=r.loras,
+                share=handle.share(now),
             ),
             now,
         )
+        if self._restarts.get(handle.name, handle.look.restarts) != handle.look.restarts:
+            self._restarts[handle.name] = handle.look.restarts
+            self.policy.cache_cleared(handle.name, now)
         books = self.policy.books.get(handle.name)
         if books is not None:
             self._shed_log.look(handle.name, books.shed, now)
         self._arm(now)
 
-    def configure(self, section: Section) -> None:
+    def configure(self, section: Section, placing: Placing) -> None:
         """A reload: those who wait are judged anew."""
         now = monotonic()
-        self._tell(self.policy.configure(rules_of(section), now), now)
+        self.gated = section.enabled
+        self.prefixes.configure(placing)
+        self._tell(self.policy.configure(rules_of(section, placing), now), now)
         self._arm(now)
 
     def close(self) -> None:
@@ -243,6 +307,13 @@ class Admitting:
             self._timer = None
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _ease(self, now: float) -> None:
+        """What an engine is to be spared counts from now on, not from its next report on."""
+        for name in self._eased:
+            handle = self._handles.get(name)
+            if handle is not None:
+                self.policy.ease(name, handle.share(now), now)
 
     def _carry_out(self, x: Exchange, ask: Ask, decision: Decision, now: float) -> None:
         cls = ask.cls.value
@@ -316,6 +387,8 @@ def facts_of(handle: Handle) -> Facts:
         max_num_seqs=most,
         concurrency=None if config.concurrency is None else min(config.concurrency, most),
         prefill=prior,
+        cost=config.cost,
+        zone=config.zone or "",
     )
 
 

@@ -91,8 +91,8 @@ class Gateway:
         self.fleet.configure(config, listed)
         self._log.configure(config.logging)
         self.disaggregating.configure(config.disaggregation)
-        if self.admitting is not None and config.admission.enabled:
-            self.admitting.configure(config.admission)
+        if self.admitting is not None:
+            self.admitting.configure(config.admission, config.placement)
 
     def _read(self, config: Config) -> None:
         self.config = config
@@ -166,8 +166,17 @@ class Gateway:
         class_ = caller.class_of(request)
         if route is not None:
             block, explains = upstream_block(request), asks_for(request)
+            session = self.admitting.prefixes.session(request) if self.admitting is not None else 0
             return Front(
-                generation, given, cors, caller=caller, class_=class_, route=route, block=block, explains=explains
+                generation,
+                given,
+                cors,
+                caller=caller,
+                class_=class_,
+                route=route,
+                block=block,
+                explains=explains,
+                session=session,
             )
         if path == MODELS or path.startswith(MODELS + b"/"):
             _require_method(request, b"GET", b"HEAD")

@@ -100,6 +100,7 @@ class Control:
                 counter_snapshot(gateway.disaggregating.decisions),
                 *self._gauges(),
                 *self._admission(),
+                *self._placement(),
                 *self._wire(),
             ),
             engines=tuple(engine_states(gateway.fleet)),
@@ -107,7 +108,7 @@ class Control:
 
     def admission(self) -> AdmissionState | NoAdmission:
         admitting = self._gateway.admitting
-        if admitting is None:
+        if admitting is None or not admitting.gated:
             return NoAdmission()
         return admission_state(admitting.policy, self._served(), monotonic(), time())
 
@@ -122,9 +123,17 @@ class Control:
         yield gauge("forebay_client_connections", "Open client connections.", (), [((), len(self._server.connections))])
         yield from engine_gauges(self._gateway.fleet)
 
-    def _admission(self) -> Iterable[FamilySnapshot]:
+    def _placement(self) -> Iterable[FamilySnapshot]:
         admitting = self._gateway.admitting
         if admitting is None:
+            return
+        index = admitting.policy.placer.prefixes
+        yield gauge("forebay_prefix_blocks", "Blocks of prompts whose engines are known.", (), [((), len(index))])
+        yield counter_snapshot(admitting.prompt_tokens)
+
+    def _admission(self) -> Iterable[FamilySnapshot]:
+        admitting = self._gateway.admitting
+        if admitting is None or not admitting.gated:
             return
         policy = admitting.policy
         books = tuple(policy.books.values())

@@ -191,10 +191,15 @@ class Exchange(ABC):
         if self._tried:
             self.entry = gateway.fleet.catalog.get(self.entry.name, self.entry)
             candidates, able = self.entry.left(self._tried)
-        if gateway.admitting is not None and candidates and self.front.route.streams:
-            # One that is not healthy may be by the time the request goes.
-            gateway.admitting.begin(self, able)
-            return
+        admitting = gateway.admitting
+        if admitting is not None and candidates and self.front.route.streams:
+            if admitting.gated:
+                # One that is not healthy may be by the time the request goes.
+                admitting.begin(self, able)
+                return
+            if len(candidates) > 1:
+                admitting.begin(self, candidates)
+                return
         name = gateway.placement.choose(self.entry.name, candidates, self.received_at)
         if name is None:
             self.refuse(last or errors.no_engine(self.entry.name, "none of its engines is healthy"))
@@ -285,7 +290,8 @@ class Exchange(ABC):
             gateway.admitting.end(self)
         gateway.telemetry.retries.series(self.engine).add()
         self._move(Event.RETRY)
-        delay = gateway.spread.delay(gateway.ticker.now) if gateway.admitting is None else 0.0
+        queued = gateway.admitting is not None and gateway.admitting.gated  # which spreads them itself
+        delay = 0.0 if queued else gateway.spread.delay(gateway.ticker.now)
         if delay:
             asyncio.get_running_loop().call_later(delay, self._place_late, refusal)
         else:

@@ -109,7 +109,8 @@ class Fleet:
     def configure(self, config: Config, listed: int = 0) -> None:
         """Engines that did not change keep their connections; those gone finish what they run. `listed`: how many of
         them, the last ones, are of the watched file."""
-        self.report_interval = config.admission.report_interval
+        admission = config.admission
+        self.report_interval = (admission if admission.enabled else config.placement).report_interval
         self._models = dict(config.models)
         self._timeouts = config.timeouts
         self._rules = breaker_rules(config.health)

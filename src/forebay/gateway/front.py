@@ -32,6 +32,7 @@ class Front:
         "limited",
         "route",
         "series",
+        "session",
     )
 
     def __init__(
@@ -45,6 +46,7 @@ class Front:
         route: Route = CHAT,
         block: bytes = b"",
         explains: bool = False,
+        session: int = 0,
         answer: Callable[[Request], Answer] | None = None,
     ) -> None:
         self.generation = generation
@@ -56,6 +58,8 @@ class Front:
         self.block = block
         self.explains = explains
         """Whether its answers are to say what admission decided."""
+        self.session = session
+        """A number that the requests of its session share; 0: it is of none."""
         self.answer = answer
         self.limited = caller is not None and caller.expires != float("inf")
         self.entry: Entry | None = None

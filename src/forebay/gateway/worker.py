@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from forebay import errors
 from forebay.config.models import Config, ServerTLS
+from forebay.config.placement import PlacementKind
 from forebay.gateway import logs
 from forebay.gateway.admitting import Admitting, rules_of
 from forebay.gateway.app import Gateway
@@ -69,13 +70,17 @@ class Worker:
         server = Server(gateway, config.limits, config.timeouts, ticker)
         control = Control(gateway, server, writer, secrets.token_hex(8), self._start.index)
         recorder: Recorder | None = None
-        if (admission := config.admission).enabled:
-            policy, recorder = recorded(admission.record, admission.record_bytes, rules_of(admission), loop)
-            gateway.admitting = Admitting(admission, loop, policy)
+        admission, placing = config.admission, config.placement
+        if admission.enabled or placing.policy is PlacementKind.BEST:
+            policy = None
+            if admission.enabled:
+                rules = rules_of(admission, placing)
+                policy, recorder = recorded(admission.record, admission.record_bytes, rules, loop)
+            gateway.admitting = Admitting(admission, loop, policy, placing, fleet.eased)
             tokens = gateway.admitting.tokens
             tokenizers = {name: model.tokenizer for name, model in config.models.items() if model.tokenizer}
             tokens.exact = ExactCounts.load(tokenizers, loop, tokens.learn)
-            fleet.watcher, fleet.report_interval = gateway.admitting, admission.report_interval
+            fleet.watcher = gateway.admitting
         engines, draining, wrong = at_start(config.state_dir, os.environ)
         for problem in wrong:
             log.error("%s", problem)

@@ -331,6 +331,12 @@ class Admission:
         self.placer.here(books)
         self._lists.clear()
 
+    def ease(self, engine: str, share: float, now: float) -> None:
+        """How much of its share an engine is to be given, over 0 to 1, until its next report says otherwise."""
+        books = self.books.get(engine)
+        if books is not None:
+            books.ease(share)
+
     def cache_lost(self, engine: str, numbers: Sequence[int], keep: int, now: float) -> None:
         """Of a chain of blocks, an engine holds the first `keep` only."""
         self.placer.prefixes.lost(engine, numbers, keep)

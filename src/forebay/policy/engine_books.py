@@ -348,8 +348,11 @@ class EngineBooks:
         if self.shed.over:
             self.shed.on_use(self.use(), now)
 
+    def ease(self, share: float) -> None:
+        self.share = min(1.0, max(LEAST_SHARE, share))
+
     def report(self, report: Report, now: float) -> None:
-        self.share = min(1.0, max(LEAST_SHARE, report.share))
+        self.ease(report.share)
         blocks = None
         if report.kv_tokens is not None and report.kv_tokens > 0:
             blocks = self._blocks(report.kv_tokens)

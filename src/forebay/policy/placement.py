@@ -23,10 +23,10 @@ pushes out. So a request goes where its prefix is, until that engine was given r
 than another, or would be late: then it goes elsewhere, and takes the prefix there. What has no prefix anywhere evens
 the work out. With admission an engine that would be late is none at all.
 
-Where a signal is missing: without metrics, what is ahead and n are what was sent from here; what prefill and
-steps take begins at the configuration's figures and follows the first tokens; cached tokens begin at what was sent where, believed as far as
-`cached_tokens` in usage confirm it, and in full where the engine never says; without a KV capacity W has only P, and
-the KV test passes.
+Where a signal is missing: without metrics, what is ahead and n are what was sent from here; what prefill and steps take
+begins at the configuration's figures and follows the first tokens; what is cached is what was sent where, believed as
+far as `cached_tokens` in usage confirm it, and in full where the engine never says; without a KV capacity W has only P,
+and the KV test passes; where nobody says which adapters are loaded, all have them.
 
 Up to `SAMPLED` engines all are scored in a short form, with (tokens ahead + own) / rate for T and own / rate for P, and
 the best `FEW` of these in full.

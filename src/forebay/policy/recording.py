@@ -221,6 +221,11 @@ class End(Call, tag="end"):
     cached: int | None = None
 
 
+class Ease(Call, tag="ease"):
+    engine: str
+    share: float
+
+
 class CacheLost(Call, tag="cache_lost"):
     engine: str
     prefix: tuple[int, ...]
@@ -260,6 +265,7 @@ Line = (
     | Split
     | Tokens
     | End
+    | Ease
     | CacheLost
     | CacheCleared
     | Reported
@@ -362,6 +368,11 @@ class Recording(Admission):
             return act(ask, now, tokens=tokens, whole=whole, cached_tokens=cached_tokens)
         call = End(at=now, key=ask.key, tokens=tokens, whole=whole, cached=cached_tokens)
         return self._record(call, act, ask, now, tokens=tokens, whole=whole, cached_tokens=cached_tokens)
+
+    def ease(self, engine: str, share: float, now: float) -> None:
+        if self._silent() or (books := self.books.get(engine)) is None or books.share == share:
+            return super().ease(engine, share, now)
+        return self._record(Ease(at=now, engine=engine, share=share), super().ease, engine, share, now)
 
     def cache_lost(self, engine: str, numbers: Sequence[int], keep: int, now: float) -> None:
         if self._silent():

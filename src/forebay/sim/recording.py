@@ -26,6 +26,7 @@ from forebay.policy.recording import (
     Call,
     Configure,
     Due,
+    Ease,
     End,
     EngineGone,
     EngineHere,
@@ -202,6 +203,8 @@ class Replay:
                 policy.on_tokens(call.counts, now)
             case End():
                 policy.on_end(asks.pop(call.key), now, tokens=call.tokens, whole=call.whole, cached_tokens=call.cached)
+            case Ease():
+                policy.ease(call.engine, call.share, now)
             case CacheLost():
                 policy.cache_lost(call.engine, call.prefix, call.keep, now)
             case CacheCleared():
