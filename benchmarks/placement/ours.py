@@ -34,9 +34,12 @@ class Placed(Admitted):
             super().on_report(engine, model, jobs, now)
 
 
-def build(engines: int, ready: Ready, *, gated: bool = True) -> Placed:
-    """`ready.settings` and `ready.steps`: what the admission is told of its engines. `gated`: requests wait in the
-    gateway where engines have enough ahead of them; otherwise all go on at once, as every rival's do."""
+def build(engines: int, ready: Ready, *, gated: bool = False) -> Placed:
+    """`ready.settings` and `ready.steps`: what is known of the engines. `gated`: with admission, requests wait in the
+    gateway where engines have enough ahead of them, for an hour if need be; otherwise all go on at once, as every
+    rival's do."""
     facts = facts_of(ready.settings, ready.steps)
+    if not gated:
+        return Placed(Rules(gated=False), [facts] * engines)
     patient = dict.fromkeys(Class, PATIENT)
-    return Placed(Rules(ttft=patient, wait=patient, gated=gated), [facts] * engines)
+    return Placed(Rules(ttft=patient, wait=patient), [facts] * engines)

@@ -24,7 +24,7 @@ COLOURS = {
     "llm-d": "#a855f7",
     "llm-d long": "#d8b4fe",
     "forebay": "#f97316",
-    "forebay free": "#fdba74",
+    "forebay waiting": "#fdba74",
     "yardstick": "#0f172a",
 }
 LEFT, TOP, WIDTH, BAR, GAP = 110, 22, 210, 14, 34
@@ -76,7 +76,7 @@ def drawn(cells: Cells, references: References, names: Sequence[str], policies: 
     )
 
 
-PALE = ("random", "llm-d long", "forebay free")
+PALE = ("random", "llm-d long", "forebay waiting")
 
 
 def page(cells: Cells, references: References, names: Sequence[str], policies: Sequence[str], path: Path) -> None:

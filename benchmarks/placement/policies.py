@@ -34,6 +34,6 @@ RIVALS: Mapping[str, Builder] = {
 BUILDERS: Mapping[str, Builder] = {
     **RIVALS,
     "forebay": forebay,
-    "forebay free": partial(forebay, gated=False),
+    "forebay waiting": partial(forebay, gated=True),
     "yardstick": Yardstick,
 }

@@ -26,7 +26,7 @@ BARS = {
     "growth": GROWTH,
 }
 OURS = "forebay"
-SHOWN = ("forebay free", "yardstick")
+SHOWN = ("forebay waiting", "yardstick")
 """Neither judged nor rivals: its placement without its waiting room, and what can be had."""
 
 Cell = dict[str, Any]
