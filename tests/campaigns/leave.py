@@ -33,7 +33,7 @@ NAMES = {
     "vllm": (b"\nvllm:num_requests_running{", b"\nvllm:num_requests_waiting{"),
     "llamacpp": (b"\nllamacpp:requests_processing ", b"\nllamacpp:requests_deferred "),
 }
-LOOK_EVERY_S = 0.002
+LOOK_EVERY_S = 0.02
 GIVE_UP_S = 30.0
 
 

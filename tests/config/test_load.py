@@ -19,7 +19,7 @@ ADDRESS = "an address is written host:port (port 0 to 65535), [v6]:port or unix:
 ENGINE = (
     "name, url, kind, models, api_key, tls, max_connections, max_idle, health_interval, health_timeout, "
     "unhealthy_after, max_num_seqs, concurrency, max_num_batched_tokens, kv_tokens, prefill_tokens_per_s, decode_step, "
-    "launch"
+    "kv_events, launch"
 )
 DATABASE = "postgresql://user:password@host/name or sqlite:////path/forebay.db"
 ENV = {"PORT": "8000", "WORD": "hidden-in-the-environment", "EMPTY": "", "YAML": "x\nadmin: 0.0.0.0:1 # {a: [b"}

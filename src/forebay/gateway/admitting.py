@@ -35,6 +35,7 @@ from forebay.policy.shed import ShedRules
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
     from forebay.gateway.handles import Entry, Handle
+    from forebay.gateway.kv_events import KvFeeds
 
 MOST_TOKENS: Final = 1 << 40
 """No answer is longer, whatever is said of it. Python reads a number of 400 digits, which has no float."""
@@ -103,6 +104,8 @@ class Admitting:
         self._handles: dict[str, Handle] = {}
         self._shed_log = ShedLog()
         self._timer: asyncio.TimerHandle | None = None
+        self.feeds: KvFeeds | None = None
+        """KV events, where an engine publishes them."""
         self._due = 0.0
 
     # --- a request ---------------------------------------------------------------------------------------------------
@@ -146,7 +149,7 @@ class Admitting:
             self._admits[front.class_].add()
             if front.explains:
                 explain(x.reply, now - ask.arrival + decision.bound, AT_ONCE, now)
-            x.dispatch(decision.engine)
+            self._dispatch(x, ask, decision.engine, now)
         else:
             self._carry_out(x, ask, decision, now)
         if self.policy.next_due() < inf:
@@ -156,6 +159,8 @@ class Admitting:
         ask = x.ask
         if ask is not None:
             self.policy.on_first_token(ask, now)
+            if self.feeds is not None:
+                self.feeds.first_token(ask.engine, ask.key, now)
             if x.stream:
                 self._streams[ask.key] = x
             self._arm(now)
@@ -178,6 +183,11 @@ class Admitting:
                 tokens = max(1, usage.completion_tokens // ask.n)
             if usage.prompt_tokens is not None and usage.prompt_tokens > 0:
                 self.tokens.learn(ask.model, x.counted, usage.prompt_tokens)
+        if self.feeds is not None:
+            prompt, cached = (usage.prompt_tokens, usage.cached_tokens) if usage is not None else (None, None)
+            if usage is not None and usage.prompt_tokens_details is None:
+                cached = None
+            self.feeds.ended(ask.engine, ask.key, prompt if x.outcome is _OK else None, cached, now)
         self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is _OK)
         if self.policy.next_due() < inf:
             self._arm(now)
@@ -244,7 +254,7 @@ class Admitting:
             self.decisions.series(cls, "admit").add()
             if x.front.explains:
                 explain(x.reply, now - ask.arrival + decision.bound, place, now)
-            x.dispatch(decision.engine)
+            self._dispatch(x, ask, decision.engine, now)
         elif isinstance(decision, Wait):
             self.decisions.series(cls, "wait").add()
             self._waiting[ask.key] = Place(decision.position, now, now - ask.arrival + decision.expected)
@@ -258,6 +268,11 @@ class Admitting:
                 x.refuse(errors.waited_too_long(self.policy.rules.wait[ask.cls], decision.retry_after))
             else:
                 x.refuse(_refusal(decision, x.entry.name))
+
+    def _dispatch(self, x: Exchange, ask: Ask, engine: str, now: float) -> None:
+        if self.feeds is not None and ask.prefix:
+            self.feeds.sent(engine, ask.key, ask.prefix, now)
+        x.dispatch(engine)
 
     def _widest(self, engines: tuple[str, ...]) -> int:
         """Sequences that the largest of the engines runs at once. It takes more answers than that in turns."""

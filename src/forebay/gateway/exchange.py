@@ -188,9 +188,12 @@ class Exchange(ABC):
         self.attempts += 1
         self._failing = False
         payload = self._payload
+        block = self.front.block
+        if self.ask is not None and gateway.admitting is not None and gateway.admitting.feeds is not None:
+            block += gateway.admitting.feeds.header(handle.name, self.ask.key)
         handle.pool.request(
             b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
-            % (handle.head(b"POST", self.front.route.path), self.front.block, self.request_id, len(payload)),
+            % (handle.head(b"POST", self.front.route.path), block, self.request_id, len(payload)),
             payload,
             self,
         )

@@ -22,6 +22,7 @@ from forebay.config.engine import Engine
 from forebay.config.models import Config, Model, Timeouts
 from forebay.gateway.fetch import FetchFailed, fetch
 from forebay.gateway.handles import EAGER, EAGER_SECONDS, Entry, Handle
+from forebay.gateway.kv_events import KvFeeds
 from forebay.gateway.looking import identify, look_at, pause
 from forebay.wire.pool import Origin, Pool
 from forebay.wire.tasks import Tasks
@@ -52,6 +53,8 @@ class Fleet:
     seconds."""
 
     watcher: Watcher | None = None
+    feeds: KvFeeds | None = None
+    """The engines' KV events, where somebody wants them."""
     report_interval = 0.25
 
     def __init__(self, tasks: Tasks, ticker: Ticker, clock: Callable[[], float]) -> None:
@@ -86,6 +89,8 @@ class Fleet:
                 if self.watcher is not None:
                     handle.scraping = self._tasks.spawn(self._scrape(handle, self.watcher))
         self._models = dict(config.models)
+        if self.feeds is not None:
+            self.feeds.sync(handle.config for handle in self.handles.values())
         self.rebuild()
 
     def _pool(self, engine: Engine, timeouts: Timeouts) -> Pool:
