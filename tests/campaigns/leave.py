@@ -76,6 +76,8 @@ def gateway(server: Server) -> Iterator[Forebay]:
         "url": server.url,
         "kind": (known[0] if known else servers.EngineKind.OPENAI).value,
         "health_interval": 1.0,
+        "health_timeout": 10.0,
+        "unhealthy_after": 5,
         "max_num_seqs": SLOTS,
         "kv_tokens": SLOTS * servers.CONTEXT,
     }
@@ -108,7 +110,7 @@ def leave(server: Server, forebay: Forebay, gauges: Gauges, state: str, path: st
         body = server.body(path, text=text, stream=stream, max_tokens=400)
         with contextlib.closing(opened(forebay.port, path, body, Authorization=f"Bearer {KEY}")):
             if state != "queued":
-                eventually(lambda: gauges.read() == (1, 0), every=0.001)
+                eventually(lambda: gauges.read() == (1, 0), every=0.002)
             elif server.kind == "llamacpp":
                 eventually(lambda: forebay.metric("forebay_requests_live") == SLOTS + 1)
             else:

@@ -10,7 +10,11 @@ from engines import servers
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`server`: every kind that is emulated, and the real ones (`make test-engines`)."""
     if "server" in metafunc.fixturenames:
-        kinds = [pytest.param(kind, id=f"emulated {kind}") for kind in servers.emulated_kinds()]
+        undescribed = pytest.mark.skip(reason="what this kind documents is not in servers.TRAITS")
+        kinds = [
+            pytest.param(kind, id=f"emulated {kind}", marks=() if kind in servers.TRAITS else undescribed)
+            for kind in servers.emulated_kinds()
+        ]
         real = [pytest.param(f"real-{kind}", id=f"real {kind}", marks=pytest.mark.engines) for kind in servers.REAL]
         metafunc.parametrize("server", [*kinds, *real], indirect=True, scope="session")
 

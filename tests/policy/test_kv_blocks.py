@@ -165,6 +165,18 @@ def test_an_answer_under_way_is_no_candidate(blocks: KvBlocks, told: Told) -> No
     assert told.calls == [((5, 6, 7), 2)]
 
 
+def test_the_next_ones_blocks_are_not_taken_for_its_own(blocks: KvBlocks, told: Told) -> None:
+    """One after the other, faster than `lag_s`."""
+    for i, (key, chain) in enumerate((("a", [1, 2]), ("b", [3, 4]), ("c", [5, 6]))):
+        at = i * LAG_S / 4
+        blocks.sent(key, chain, 35 * 4, at)
+        blocks.stored([10 * i + 1, 10 * i + 2], None, SIZE, at + 0.001)
+        blocks.first_token(key, at + 0.002)
+        blocks.ended(key, 35, None, at + 0.003)
+    blocks.removed([2, 12, 22], 2.0)
+    assert told.calls == [((1, 2), 1), ((3, 4), 1), ((5, 6), 1)]
+
+
 def test_events_later_than_the_end_are_waited_for(blocks: KvBlocks, told: Told) -> None:
     blocks.sent("a", [1, 2], 35 * 4, 0.0)
     blocks.ended("a", 35, None, 0.1)

@@ -8,9 +8,9 @@ way of a request. So the two are brought together by what both know of the same 
   how many tokens P the prompt had, so its prompt fills D = P // block_size blocks of the engine, and its chain lies
   along the way from the root to a block of depth D. Which block that is, is learned in one of two ways:
     exact    the event names the request (vLLM 0.32: `session_id`, which the gateway sends as a header);
-    by time  of the runs that reached depth D exactly between sending and first token (and, where usage has
-             `cached_tokens`, were begun at the depth that was cached), there is only one. More than one: not linked.
-             A run that two different prompts claim is linked to neither.
+    by time  of the runs that reached depth D exactly between sending and first token (if none did, a little later),
+             and that, where usage has `cached_tokens`, were begun at the depth that was cached, there is only one. More
+             than one: not linked. A run that two different prompts claim is linked to neither.
 - A removed block of depth d leaves d − 1 blocks of its way: (d − 1) · block_size tokens, or in bytes that times the
   prompt's bytes per token. What lies beyond is gone: `PrefixIndex.lost`. Engines evict the ends of chains first.
 
@@ -29,7 +29,7 @@ from typing import Final, Protocol
 LAG_S: Final = 0.25
 """Seconds that an event may be later than the first token of the request that caused it."""
 MOST_BLOCKS: Final = 1 << 18
-"""Blocks of one engine kept; beyond, its oldest go unobserved. About 110 bytes each."""
+"""Blocks of one engine kept; beyond, its oldest go unobserved. About 80 bytes each."""
 _MOST_REQUESTS: Final = 8_192
 _MOST_STORES: Final = 8_192
 _LINKS_A_RUN: Final = 64
@@ -119,6 +119,8 @@ class KvBlocks:
         if piece_bytes < 1 or most_blocks < 1:
             raise ValueError(f"pieces and blocks are at least 1: {piece_bytes}, {most_blocks}")
         self.engine = engine
+        self.stores = 0
+        """Blocks that the engine said it stored, ever."""
         self.linked = 0
         """Requests whose way through the tree was found, ever."""
         self.unlinked = 0
@@ -179,6 +181,7 @@ class KvBlocks:
         """The engine holds these blocks, one after the other, the first under `parent` (None: under the root).
         `owner`: the key of the request that caused it, where the engine says so."""
         self._settle(now)
+        self.stores += len(hashes)
         if not hashes:
             return
         if not self._where:
@@ -388,26 +391,26 @@ class KvBlocks:
 
     def _one(self, request: _Request, depth: int) -> int | None:
         """The last block of the one run that can be this request's; None where there is none, or more."""
-        found: _Store | None = None
-        for store in request.candidates or ():
-            if store.end != depth:
-                continue
-            if request.cached is None:
-                before = store.before
-                if store.single and before is not None and before.at < request.sent_at:
-                    continue  # the next block of an answer that was under way
-            elif request.cached // self._block_size != _start(store, request.sent_at):
-                continue
-            if found is not None and found.hash != store.hash:
-                return None
-            found = store
-        if found is None:
+        fits = [store for store in request.candidates or () if self._fits(store, request, depth)]
+        # Those that came with the first token or before it, where there are any: the others may be the next one's.
+        first_at = request.first_at or 0.0
+        fits = [store for store in fits if store.at <= first_at] or fits
+        if len({store.hash for store in fits}) != 1:
             return None
+        found = fits[0]
         if found.claimed is not None and tuple(found.claimed) != tuple(request.chain):
             self._unlink(found, depth)
             return None
         found.claimed = request.chain
         return found.hash
+
+    def _fits(self, store: _Store, request: _Request, depth: int) -> bool:
+        if store.end != depth:
+            return False
+        if request.cached is not None:
+            return request.cached // self._block_size == _start(store, request.sent_at)
+        # Not the next block of an answer that was under way.
+        return not (store.single and store.before is not None and store.before.at < request.sent_at)
 
     def _unlink(self, store: _Store, depth: int) -> None:
         """Two prompts claim the same blocks, so one of them is wrong."""
