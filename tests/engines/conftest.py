@@ -8,25 +8,18 @@ from engines import servers
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`server`: every kind that is emulated, and the real ones (`make test-engines`)."""
-    if "server" in metafunc.fixturenames:
+    """`subject`: every kind that is emulated, and the real ones (`make test-engines`)."""
+    if "subject" in metafunc.fixturenames:
         undescribed = pytest.mark.skip(reason="what this kind documents is not in servers.TRAITS")
         kinds = [
             pytest.param(kind, id=f"emulated {kind}", marks=() if kind in servers.TRAITS else undescribed)
             for kind in servers.emulated_kinds()
         ]
         real = [pytest.param(f"real-{kind}", id=f"real {kind}", marks=pytest.mark.engines) for kind in servers.REAL]
-        metafunc.parametrize("server", [*kinds, *real], indirect=True, scope="session")
+        metafunc.parametrize("subject", [*kinds, *real], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
+def subject(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
     with servers.running(request.param) as found:
-        yield found
-
-
-@pytest.fixture(scope="session")
-def real_vllm() -> Iterator[servers.RealVLLM]:
-    with servers.running("real-vllm") as found:
-        assert isinstance(found, servers.RealVLLM)
         yield found

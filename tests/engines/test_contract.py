@@ -22,14 +22,14 @@ LONG = 1_500
 
 
 @pytest.fixture(autouse=True)
-def idle_before_and_after(server: Server) -> Iterator[None]:
-    eventually(lambda: server.busy() == (0, 0))
+def idle_before_and_after(subject: Server) -> Iterator[None]:
+    eventually(lambda: subject.busy() == (0, 0))
     yield
-    eventually(lambda: server.busy() == (0, 0))
+    eventually(lambda: subject.busy() == (0, 0))
 
 
-def usage_of(server: Server, path: str, text: str, tokens: int = 4) -> dict[str, Any]:
-    answer = server.post(path, text=text, max_tokens=tokens)
+def usage_of(subject: Server, path: str, text: str, tokens: int = 4) -> dict[str, Any]:
+    answer = subject.post(path, text=text, max_tokens=tokens)
     assert answer.status == 200, answer
     found: dict[str, Any] = answer.json()["usage"]
     return found
@@ -38,24 +38,24 @@ def usage_of(server: Server, path: str, text: str, tokens: int = 4) -> dict[str,
 # --- what is asked of it before any request --------------------------------------------------------------------------
 
 
-def test_it_is_healthy(server: Server) -> None:
-    path = adapter(server.engine_kind).health_path.decode()
-    assert server.ask("GET", path).status == 200
+def test_it_is_healthy(subject: Server) -> None:
+    path = adapter(subject.engine_kind).health_path.decode()
+    assert subject.ask("GET", path).status == 200
 
 
-def test_it_names_its_models(server: Server) -> None:
-    answer = server.ask("GET", adapter(server.engine_kind).models_path.decode())
-    assert answer.status == 200 and [m["id"] for m in answer.json()["data"]] == [server.model]
+def test_it_names_its_models(subject: Server) -> None:
+    answer = subject.ask("GET", adapter(subject.engine_kind).models_path.decode())
+    assert answer.status == 200 and [m["id"] for m in answer.json()["data"]] == [subject.model]
 
 
-def test_its_metrics_are_read(server: Server) -> None:
+def test_its_metrics_are_read(subject: Server) -> None:
     """Whatever it does not measure is None, never 0."""
-    if adapter(server.engine_kind).metrics_path is None:
-        pytest.skip(f"there is no adapter that reads the metrics of {server.kind}")
-    report = server.report()
+    if adapter(subject.engine_kind).metrics_path is None:
+        pytest.skip(f"there is no adapter that reads the metrics of {subject.kind}")
+    report = subject.report()
     said = {name for name in ("running", "waiting", "kv_usage", "kv_capacity_tokens", "block_size")
             if getattr(report, name) is not None}  # fmt: skip
-    assert said == server.traits.measures
+    assert said == subject.traits.measures
     assert (report.running, report.waiting) == (0, 0)
     if "kv_capacity_tokens" in said:
         assert (report.block_size, report.kv_capacity_tokens) == (BLOCK, BLOCK * BLOCKS)
@@ -65,8 +65,8 @@ def test_its_metrics_are_read(server: Server) -> None:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_chat(server: Server) -> None:
-    answer = server.post(CHAT, max_tokens=5)
+def test_a_whole_chat(subject: Server) -> None:
+    answer = subject.post(CHAT, max_tokens=5)
     assert answer.status == 200 and answer.headers["content-type"].startswith("application/json")
     body = answer.json()
     (choice,) = body["choices"]
@@ -77,8 +77,8 @@ def test_a_whole_chat(server: Server) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + 5
 
 
-def test_a_whole_completion(server: Server) -> None:
-    body = server.post(COMPLETIONS, max_tokens=5).json()
+def test_a_whole_completion(subject: Server) -> None:
+    body = subject.post(COMPLETIONS, max_tokens=5).json()
     (choice,) = body["choices"]
     assert (body["object"], choice["finish_reason"], body["usage"]["completion_tokens"]) == (
         "text_completion",
@@ -90,14 +90,14 @@ def test_a_whole_completion(server: Server) -> None:
 
 @pytest.mark.parametrize("usage", [True, False])
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_stream(server: Server, path: str, usage: bool) -> None:
-    answer = server.post(path, max_tokens=6, stream=True, stream_options={"include_usage": usage})
+def test_a_stream(subject: Server, path: str, usage: bool) -> None:
+    answer = subject.post(path, max_tokens=6, stream=True, stream_options={"include_usage": usage})
     assert answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream")
     chunks = answer.chunks()
-    if path == COMPLETIONS and not server.traits.completion_usage_apart:
+    if path == COMPLETIONS and not subject.traits.completion_usage_apart:
         chunks.append({**chunks[-1], "choices": []})
         usage = True
-    assert len({c["id"] for c in chunks}) == 1 and {c["model"] for c in chunks} == {server.model}
+    assert len({c["id"] for c in chunks}) == 1 and {c["model"] for c in chunks} == {subject.model}
     last = chunks.pop() if usage else None
     if last is not None:
         assert last["choices"] == []
@@ -114,18 +114,18 @@ def test_a_stream(server: Server, path: str, usage: bool) -> None:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_stream_says_usage_only_where_asked(server: Server, path: str) -> None:
-    chunks = server.post(path, max_tokens=3, stream=True).chunks()
-    always = path == COMPLETIONS and not server.traits.completion_usage_apart
+def test_a_stream_says_usage_only_where_asked(subject: Server, path: str) -> None:
+    chunks = subject.post(path, max_tokens=3, stream=True).chunks()
+    always = path == COMPLETIONS and not subject.traits.completion_usage_apart
     assert [i for i, c in enumerate(chunks) if c.get("usage")] == ([len(chunks) - 1] if always else [])
 
 
-def test_a_prompt_sent_again_is_cached(server: Server) -> None:
-    if not server.traits.cached_told:
+def test_a_prompt_sent_again_is_cached(subject: Server) -> None:
+    if not subject.traits.cached_told:
         pytest.fail("a kind that does not say what was cached is to be described in TRAITS and here")
     text = "The quick brown fox jumps over the lazy dog. " * 60
-    first = usage_of(server, CHAT, f"{server.port} {text}")
-    second = usage_of(server, CHAT, f"{server.port} {text}")
+    first = usage_of(subject, CHAT, f"{subject.port} {text}")
+    second = usage_of(subject, CHAT, f"{subject.port} {text}")
     assert first["prompt_tokens"] == second["prompt_tokens"] > 4 * BLOCK
     details = [u["prompt_tokens_details"]["cached_tokens"] for u in (first, second)]
     assert details[0] < BLOCK
@@ -145,25 +145,25 @@ def message_of(body: bytes) -> str:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_prompt_that_is_too_long_is_the_clients_fault(server: Server, path: str, stream: bool) -> None:
+def test_a_prompt_that_is_too_long_is_the_clients_fault(subject: Server, path: str, stream: bool) -> None:
     """Before the stream's head, so that the gateway can pass it on as it is."""
-    answer = server.post(path, text="word " * (2 * CONTEXT), max_tokens=4, stream=stream)
-    assert answer.status == 400 and adapter(server.engine_kind).refused(400) is None
+    answer = subject.post(path, text="word " * (2 * CONTEXT), max_tokens=4, stream=stream)
+    assert answer.status == 400 and adapter(subject.engine_kind).refused(400) is None
     assert str(CONTEXT) in message_of(answer.body).replace(",", "")
 
 
-def test_an_unknown_model(server: Server) -> None:
-    answer = server.post(CHAT, model="nonesuch", max_tokens=2)
-    if server.traits.names_checked:
+def test_an_unknown_model(subject: Server) -> None:
+    answer = subject.post(CHAT, model="nonesuch", max_tokens=2)
+    if subject.traits.names_checked:
         assert answer.status == 404 and "nonesuch" in message_of(answer.body)
     else:
         assert answer.status == 200, answer
 
 
 @pytest.mark.parametrize("raw", [b"{", b'"hi"', b"[]"])
-def test_a_body_that_is_no_object(server: Server, raw: bytes) -> None:
-    answer = server.ask("POST", CHAT, raw)
-    assert answer.status == 400 and adapter(server.engine_kind).refused(400) is None
+def test_a_body_that_is_no_object(subject: Server, raw: bytes) -> None:
+    answer = subject.ask("POST", CHAT, raw)
+    assert answer.status == 400 and adapter(subject.engine_kind).refused(400) is None
     assert message_of(answer.body)
 
 
@@ -171,45 +171,45 @@ def test_a_body_that_is_no_object(server: Server, raw: bytes) -> None:
 
 
 @contextlib.contextmanager
-def crowd(server: Server, count: int, **more: Any) -> Iterator[list[socket.socket]]:
+def crowd(subject: Server, count: int, **more: Any) -> Iterator[list[socket.socket]]:
     """So many streams under way, or waiting."""
     with contextlib.ExitStack() as held:
         yield [
-            held.enter_context(contextlib.closing(server.open(stream=True, max_tokens=LONG, **more)))
+            held.enter_context(contextlib.closing(subject.open(stream=True, max_tokens=LONG, **more)))
             for _ in range(count)
         ]
 
 
-def test_its_metrics_move_under_load(server: Server) -> None:
-    with crowd(server, SLOTS + 2):
-        eventually(lambda: server.busy() == (SLOTS, 2))
-        if "kv_usage" in server.traits.measures:
-            eventually(lambda: (server.report().kv_usage or 0) >= SLOTS / BLOCKS)
-    eventually(lambda: server.busy() == (0, 0))
+def test_its_metrics_move_under_load(subject: Server) -> None:
+    with crowd(subject, SLOTS + 2):
+        eventually(lambda: subject.busy() == (SLOTS, 2))
+        if "kv_usage" in subject.traits.measures:
+            eventually(lambda: (subject.report().kv_usage or 0) >= SLOTS / BLOCKS)
+    eventually(lambda: subject.busy() == (0, 0))
 
 
-def test_over_its_limit_it_says_that_it_is_full(server: Server) -> None:
+def test_over_its_limit_it_says_that_it_is_full(subject: Server) -> None:
     """Before any body, also of a stream, and in words that its adapter knows for back-pressure."""
-    if not server.traits.limited:
+    if not subject.traits.limited:
         pytest.skip("it queues without a limit")
-    with crowd(server, QUEUE):
-        eventually(lambda: sum(server.busy()) == QUEUE)
+    with crowd(subject, QUEUE):
+        eventually(lambda: sum(subject.busy()) == QUEUE)
         for stream in (True, False):
-            answer = server.post(max_tokens=2, stream=stream)
-            assert adapter(server.engine_kind).refused(answer.status) is Outcome.OVERLOADED
+            answer = subject.post(max_tokens=2, stream=stream)
+            assert adapter(subject.engine_kind).refused(answer.status) is Outcome.OVERLOADED
             assert message_of(answer.body)
 
 
-def test_lower_priority_numbers_go_first(server: Server) -> None:
-    if not server.traits.prioritised:
+def test_lower_priority_numbers_go_first(subject: Server) -> None:
+    if not subject.traits.prioritised:
         pytest.skip("it has no priorities")
-    with crowd(server, SLOTS) as running:
-        eventually(lambda: server.busy() == (SLOTS, 0))
-        late, early = (server.open(stream=True, max_tokens=LONG, priority=p) for p in (5, 1))
+    with crowd(subject, SLOTS) as running:
+        eventually(lambda: subject.busy() == (SLOTS, 0))
+        late, early = (subject.open(stream=True, max_tokens=LONG, priority=p) for p in (5, 1))
         with contextlib.closing(late), contextlib.closing(early):
-            eventually(lambda: server.busy() == (SLOTS, 2))
+            eventually(lambda: subject.busy() == (SLOTS, 2))
             running[0].close()
-            eventually(lambda: server.busy() == (SLOTS, 1))
+            eventually(lambda: subject.busy() == (SLOTS, 1))
             assert tokens_of(early) and not tokens_of(late, wait=False)
 
 
@@ -229,36 +229,36 @@ def tokens_of(sock: socket.socket, *, wait: bool = True) -> bool:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_client_that_leaves_takes_its_work_along(server: Server, path: str, stream: bool) -> None:
+def test_a_client_that_leaves_takes_its_work_along(subject: Server, path: str, stream: bool) -> None:
     """While it runs. How soon is measured by `make campaign-leave`."""
-    with contextlib.closing(server.open(path, stream=stream, max_tokens=LONG)):
-        eventually(lambda: server.busy() == (1, 0))
-    eventually(lambda: server.busy() == (0, 0), every=server.traits.look_every)
+    with contextlib.closing(subject.open(path, stream=stream, max_tokens=LONG)):
+        eventually(lambda: subject.busy() == (1, 0))
+    eventually(lambda: subject.busy() == (0, 0), every=subject.traits.look_every)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_client_that_leaves_the_queue(server: Server, path: str, stream: bool) -> None:
+def test_a_client_that_leaves_the_queue(subject: Server, path: str, stream: bool) -> None:
     """It is out of it, while the others go on; or its work is done in its turn for nobody: such an engine should get no
     more than it runs at once."""
-    with crowd(server, SLOTS):
-        eventually(lambda: server.busy() == (SLOTS, 0))
-        with contextlib.closing(server.open(path, stream=stream, max_tokens=4)):
-            eventually(lambda: server.busy() == (SLOTS, 1))
-        if server.traits.queue_watched:
-            eventually(lambda: server.busy() == (SLOTS, 0))
+    with crowd(subject, SLOTS):
+        eventually(lambda: subject.busy() == (SLOTS, 0))
+        with contextlib.closing(subject.open(path, stream=stream, max_tokens=4)):
+            eventually(lambda: subject.busy() == (SLOTS, 1))
+        if subject.traits.queue_watched:
+            eventually(lambda: subject.busy() == (SLOTS, 0))
         else:
-            assert server.busy() == (SLOTS, 1)
+            assert subject.busy() == (SLOTS, 1)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_a_stream_that_waits_has_a_head_or_has_none(server: Server, stream: bool) -> None:
+def test_a_stream_that_waits_has_a_head_or_has_none(subject: Server, stream: bool) -> None:
     """What a first-byte time-out means differs."""
-    with crowd(server, SLOTS):
-        eventually(lambda: server.busy() == (SLOTS, 0))
-        with contextlib.closing(server.open(stream=stream, max_tokens=4)) as waiting:
-            eventually(lambda: server.busy() == (SLOTS, 1))
-            if stream and server.traits.streams_at_once:
+    with crowd(subject, SLOTS):
+        eventually(lambda: subject.busy() == (SLOTS, 0))
+        with contextlib.closing(subject.open(stream=stream, max_tokens=4)) as waiting:
+            eventually(lambda: subject.busy() == (SLOTS, 1))
+            if stream and subject.traits.streams_at_once:
                 assert waiting.recv(12) == b"HTTP/1.1 200"
             else:
                 waiting.setblocking(False)
@@ -266,12 +266,12 @@ def test_a_stream_that_waits_has_a_head_or_has_none(server: Server, stream: bool
                     waiting.recv(1)
 
 
-def test_half_closing_is_leaving(server: Server) -> None:
+def test_half_closing_is_leaving(subject: Server) -> None:
     """Of every engine that we know, so the gateway never shuts its side of a connection down before the answer is
     there."""
-    with contextlib.closing(opened(server.port, CHAT, server.body(max_tokens=LONG))) as sock:
-        eventually(lambda: server.busy() == (1, 0))
+    with contextlib.closing(opened(subject.port, CHAT, subject.body(max_tokens=LONG))) as sock:
+        eventually(lambda: subject.busy() == (1, 0))
         sock.shutdown(socket.SHUT_WR)
-        eventually(lambda: server.busy() == (0, 0), every=server.traits.look_every)
+        eventually(lambda: subject.busy() == (0, 0), every=subject.traits.look_every)
         with contextlib.suppress(ConnectionResetError):
             assert b'"finish_reason"' not in read_until(sock, b"\0")
