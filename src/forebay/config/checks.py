@@ -7,6 +7,7 @@ and each has its line.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
@@ -217,6 +218,16 @@ def _tokenizer(node: Node) -> list[Trouble]:
     except Exception as e:  # what it raises is Exception itself
         return [Trouble(node.line, node.path, f"{shown(node.value, 200)} is no tokenizer.json: {shown(e, 200)}")]
     return []
+
+
+def kv_event_packages(tree: Node) -> Iterator[Trouble]:
+    """Engines whose KV events are to be listened to, without the package for it."""
+    engines = tree.child("engines")
+    for engine in engines.children() if engines else ():
+        node = engine.child("kv_events")
+        if node is not None and node.value is not None and importlib.util.find_spec("zmq") is None:
+            fix = "the package pyzmq is not installed: pip install 'forebay[kv-events]'"
+            yield Trouble(node.line, node.path, fix)
 
 
 def _readable(node: Node, kind: str = "PEM file") -> list[Trouble]:

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from forebay.config.launch import Launch, filled_in
 from forebay.config.section import Name, Seconds, Secret, Section, clash
 
-__all__ = ["ClientTLS", "Discover", "Drain", "Engine", "EngineKind", "OnClientGone", "Role"]
+__all__ = ["ClientTLS", "Discover", "Drain", "Engine", "EngineKind", "KvEvents", "OnClientGone", "Role"]
 
 
 class ClientTLS(Section):
@@ -25,6 +25,26 @@ class ClientTLS(Section):
     """Name to verify instead of the URL's host."""
     verify: bool = True
     """False accepts any certificate; said in the log at every start."""
+
+
+class KvEvents(Section):
+    endpoint: str
+    """Where the engine publishes, as seen from here: `tcp://host:port` or `ipc://path` (vLLM: `endpoint` of
+    --kv-events-config, which may say `*` for the host)."""
+    replay: str | None = None
+    """Where it is asked for what was missed (vLLM: `replay_endpoint`). None: after a gap its blocks are not known."""
+    topic: str = ""
+    """Only topics that begin so (vLLM: `topic`)."""
+
+    @field_validator("endpoint", "replay")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is None or re.fullmatch(r"ipc://\S{1,100}", value):
+            return value
+        found = re.fullmatch(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", value)
+        if found is None or not 0 < int(found[2]) <= 65_535:
+            raise ValueError("an address of KV events is tcp://host:port or ipc://path, and has no *")
+        return value
 
 
 MAX_DISCOVERED_NAME = 80
@@ -136,6 +156,9 @@ class Engine(Section):
     """SGLang, role prefill: the host at which decode engines find it; None: the url's."""
     bootstrap_port: Annotated[int, Field(ge=1, le=65_535)] = 8_998
     """The port there (SGLang: --disaggregation-bootstrap-port, whose default this is)."""
+    kv_events: KvEvents | None = None
+    """Its KV cache events (vLLM and SGLang: --kv-events-config); with them it is known which prefixes it has given up.
+    Needs pip install 'forebay[kv-events]'. They are neither encrypted nor signed: keep them in a trusted network."""
     launch: Launch | None = None
     """How `forebay launch` starts it on this machine; its url follows from it."""
 

@@ -39,6 +39,7 @@ from forebay.policy.shed import ShedRules
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
     from forebay.gateway.handles import Entry, Handle
+    from forebay.gateway.kv_events import KvFeeds
 
 _DEFAULT: Final = Placing()
 MOST_TOKENS: Final = 1 << 40
@@ -147,6 +148,8 @@ class Admitting:
         self._restarts: dict[str, int] = {}
         self._shed_log = ShedLog()
         self._timer: asyncio.TimerHandle | None = None
+        self.feeds: KvFeeds | None = None
+        """KV events, where an engine publishes them."""
         self._due = 0.0
 
     # --- a request ---------------------------------------------------------------------------------------------------
@@ -197,7 +200,7 @@ class Admitting:
             self._admits[front.class_].add()
             if front.explains:
                 explain(x.reply, now - ask.arrival + decision.bound, AT_ONCE, now)
-            x.dispatch(decision.engine)
+            self._dispatch(x, ask, decision.engine, now)
         else:
             self._carry_out(x, ask, decision, now)
         if self.policy.next_due() < inf:
@@ -207,6 +210,8 @@ class Admitting:
         ask = x.ask
         if ask is not None:
             self.policy.on_first_token(ask, now)
+            if self.feeds is not None:
+                self.feeds.first_token(ask.engine, ask.key, now)
             if x.stream:
                 self._streams[ask.key] = x
             self._arm(now)
@@ -241,6 +246,9 @@ class Admitting:
             self._placed.value += ask.prompt_tokens
             self._believed.value += ask.cached.get(ask.engine, 0)
             self._cached.value += cached or 0
+        if self.feeds is not None:
+            prompt = usage.prompt_tokens if usage is not None and x.outcome is _OK else None
+            self.feeds.ended(ask.engine, ask.key, prompt, cached, now)
         self.policy.on_end(ask, now, tokens=tokens, whole=x.outcome is _OK, cached_tokens=cached)
         if self.policy.next_due() < inf:
             self._arm(now)
@@ -322,7 +330,7 @@ class Admitting:
             self.decisions.series(cls, "admit").add()
             if x.front.explains:
                 explain(x.reply, now - ask.arrival + decision.bound, place, now)
-            x.dispatch(decision.engine)
+            self._dispatch(x, ask, decision.engine, now)
         elif isinstance(decision, Wait):
             self.decisions.series(cls, "wait").add()
             self._waiting[ask.key] = Place(decision.position, now, now - ask.arrival + decision.expected)
@@ -336,6 +344,11 @@ class Admitting:
                 x.refuse(errors.waited_too_long(self.policy.rules.wait[ask.cls], decision.retry_after))
             else:
                 x.refuse(_refusal(decision, x.entry.name))
+
+    def _dispatch(self, x: Exchange, ask: Ask, engine: str, now: float) -> None:
+        if self.feeds is not None and ask.prefix:
+            self.feeds.sent(engine, ask.key, ask.prefix, now)
+        x.dispatch(engine)
 
     def _widest(self, engines: tuple[str, ...]) -> int:
         """Sequences that the largest of the engines runs at once. It takes more answers than that in turns."""

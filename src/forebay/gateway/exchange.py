@@ -241,9 +241,12 @@ class Exchange(ABC):
 
     def send(self, handle: Handle, payload: bytes) -> None:
         """To the engine whose answer the client gets."""
+        block = self.front.block
+        if self.ask is not None and self.gateway.admitting is not None and self.gateway.admitting.feeds is not None:
+            block += self.gateway.admitting.feeds.header(handle.name, self.ask.key)
         handle.pool.request(
             b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
-            % (handle.head(b"POST", self.front.route.path), self.front.block, self.request_id, len(payload)),
+            % (handle.head(b"POST", self.front.route.path), block, self.request_id, len(payload)),
             payload,
             self,
         )

@@ -26,6 +26,7 @@ from forebay.gateway.checking import Rounds, model_ids
 from forebay.gateway.discovery import Names, Resolve, resolve
 from forebay.gateway.fetch import FetchFailed, fetch
 from forebay.gateway.handles import EAGER, EAGER_SECONDS, Entry, Handle, Source, Wanted
+from forebay.gateway.kv_events import KvFeeds
 from forebay.gateway.looking import identify, look_at, pause
 from forebay.gateway.verdicts import breaker_rules
 from forebay.policy.breaker import Breaker
@@ -69,6 +70,8 @@ class Fleet:
     seconds. `lost`, where it is set, is told of an engine that has fallen silent."""
 
     watcher: Watcher | None = None
+    feeds: KvFeeds | None = None
+    """The engines' KV events, where somebody wants them."""
     report_interval = 0.25
     lost: Callable[[Handle, str], None] | None = None
 
@@ -176,6 +179,8 @@ class Fleet:
                 log.info("engine %s %s", handle.name, "drains" if draining else "takes requests again")
             changed = handle.refresh() or changed
         if changed:
+            if self.feeds is not None:
+                self.feeds.sync(handle.config for handle in self.handles.values())
             self.rebuild()
 
     def _join(self, wanted: Wanted, before: Handle | None) -> None:

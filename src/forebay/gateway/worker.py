@@ -31,6 +31,7 @@ from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
 from forebay.gateway.exact import ExactCounts
 from forebay.gateway.fleet import Fleet
+from forebay.gateway.kv_events import KvFeeds, ToPolicy
 from forebay.gateway.recorder import Recorder, recorded
 from forebay.gateway.telemetry import Telemetry
 from forebay.policy.placement import RoundRobin
@@ -80,6 +81,8 @@ class Worker:
             tokens = gateway.admitting.tokens
             tokenizers = {name: model.tokenizer for name, model in config.models.items() if model.tokenizer}
             tokens.exact = ExactCounts.load(tokenizers, loop, tokens.learn)
+            cache = ToPolicy(gateway.admitting.policy, time.monotonic)
+            gateway.admitting.feeds = fleet.feeds = KvFeeds(cache, tasks, time.monotonic)
             fleet.watcher = gateway.admitting
         engines, draining, wrong = at_start(config.state_dir, os.environ)
         for problem in wrong:
@@ -110,6 +113,8 @@ class Worker:
         await gateway.close()
         await control.close()
         fleet.close()
+        if fleet.feeds is not None:
+            await fleet.feeds.close()
         if gateway.admitting is not None:
             gateway.admitting.close()
         if recorder is not None:
