@@ -205,7 +205,10 @@ class EngineBooks:
                 room = self._budget - decoding
                 if room < 1:
                     room = 1
-                most = rules.backlog_steps * room - (own if own < 1.5 * room else 1.5 * room)
+                most = rules.backlog_steps * room
+                if cached:
+                    most *= 1 + rules.backlog_cached * cached / prompt
+                most -= own if own < 1.5 * room else 1.5 * room
                 if ttft.tokens > most and ttft.backlog(now) > most:
                     self.again = ttft.until(most, now)
                     return inf

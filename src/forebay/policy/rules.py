@@ -34,6 +34,9 @@ class Rules:
     backlog_steps: float = 2.3
     """Prefill handed to an engine ahead of what it computes, in its steps; what exceeds it waits here, where classes
     and tenants are told apart. `vip` is handed over at once."""
+    backlog_cached: float = 4.0
+    """How many times that more where all of a prompt is cached: it is better to wait there than to compute it anew, and
+    it holds nobody up for long."""
     z: float = 2.8
     """Standard deviations of the sum of predicted lengths kept free. 2.33 would be 99 % were traffic always the same;
     where it drifts (the Azure conversation trace), that covers 96 %."""
@@ -55,6 +58,8 @@ class Rules:
                 raise ValueError(f"ceilings.{cls.value} must be at most 1, not {self.ceilings[cls]}")
         if not (self.backlog_steps > 0 and isfinite(self.backlog_steps)):
             raise ValueError(f"backlog_steps must be greater than 0, not {self.backlog_steps}")
+        if not (self.backlog_cached >= 0 and isfinite(self.backlog_cached)):
+            raise ValueError(f"backlog_cached must be at least 0, not {self.backlog_cached}")
         if not self.tpot > 0:
             raise ValueError(f"tpot must be greater than 0, not {self.tpot}")
         if not (self.z >= 0 and isfinite(self.z)):
