@@ -41,6 +41,7 @@ WRITTEN_BY_THE_POLICY = {
     "matched",
     "cached",
     "work",
+    "copies",
 }
 
 

@@ -46,6 +46,7 @@ class Ask:
         "cached",
         "charged",
         "charged_as",
+        "copies",
         "cls",
         "deadline",
         "engine",
@@ -132,6 +133,8 @@ class Ask:
         """Blocks of its prefix that each engine is taken to hold."""
         self.cached: Mapping[str, int] = _NOWHERE
         """Prompt tokens that are believed to be cached, by engine."""
+        self.copies = 1
+        """Engines that have as much of its prefix as any."""
         self.work = prompt_tokens
         """Prompt tokens to compute where most of them is cached."""
 

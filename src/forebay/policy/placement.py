@@ -3,12 +3,14 @@
 `Placer` is for engines whose books are kept (`engine_books`). Of the engines that could take a request it chooses the
 one with the least score, in seconds:
 
-    score  = T + late · max(0, T − promise) + recompute · P + interference · n · (P + o · s) + balance · W
+    score  = T + late · max(0, T − promise) + recompute / k · P + interference · n · (P + o · s) + balance · W
              + price · (c − 1) + far + adapter − sticks
 
     T        bound on the time to its first token there: the prefill ahead of it, what of its own prompt is not cached,
              and what the steps cost (`ttft`); divided by the share of itself that a new engine is given (slow start)
     P        seconds that the idle engine would need for what of its prompt is not cached, as the prefix index believes
+    k        engines that have (nearly) as much of the prefix as any: what is popular is soon needed everywhere, so that
+             one more copy is paid for once and used by many
     n        sequences that decode there: each is held up for P, and by s seconds (one more sequence in its steps) for
              each of the o tokens that the answer is expected to have
     W        engine-seconds of work that it was given lately, each second counting 1/e after `BALANCE_FOR` s:
@@ -58,6 +60,8 @@ FLOOR: Final = 4.0
 """Typical requests that every engine is taken to have had: after few, nobody is far from the mean."""
 TYPICAL: Final = 0.02
 """What one request moves the typical one by."""
+ALMOST: Final = 0.9
+"""Of the longest match, from which on an engine counts as one that has the prefix."""
 ALIKE: Final = 1.33
 """Times the rate of another engine's prefill up to which it is taken to be as fast."""
 _REBASE: Final = 1_200.0
@@ -237,12 +241,15 @@ class Placer:
         """Fill in what of its prompt is cached where."""
         ask.matched = found = self.prefixes.match(ask.prefix)
         if not found:
-            ask.cached, ask.work = _NOBODY, ask.prompt_tokens
+            ask.cached, ask.work, ask.copies = _NOBODY, ask.prompt_tokens, 1
             return
         most = ask.prompt_tokens - 1  # the last token is always computed
         tokens, trust = ask.block_tokens, self.prefixes.trust
         ask.cached = cached = {name: min(most, int(trust(name) * blocks * tokens)) for name, blocks in found.items()}
-        ask.work = ask.prompt_tokens - max(cached.values())
+        best = max(cached.values())
+        ask.work = ask.prompt_tokens - best
+        alike = ALMOST * best
+        ask.copies = sum([tokens >= alike for tokens in cached.values()])
 
     def admitted(self, ask: Ask, one: EngineBooks, now: float) -> None:
         """It goes there: what the engine has to do for it, and what it will have cached."""
@@ -304,7 +311,7 @@ class Placer:
 
     def _sorted(self, books: list[EngineBooks], ask: Ask, now: float, *, differ: bool) -> list[EngineBooks]:
         rules, prompt = self.rules, ask.prompt_tokens
-        each, again = rules.interference, 1 + rules.recompute
+        each, again = rules.interference, 1 + rules.recompute / ask.copies
         fade = self._weight(books, now)
         second = 1 / (self._like or books[0]).ttft.rate
         if ask.cached:
@@ -337,7 +344,7 @@ class Placer:
         favourite = self._favourite(books, ask) if ask.session else None
         special = favourite is not None or ask.model in self._adapters
         rules = self.rules
-        each, again, late = rules.interference, rules.recompute, rules.late
+        each, again, late = rules.interference, rules.recompute / ask.copies, rules.late
         fade = self._weight(books, now)
         turn = self._turn % count if count <= FEW else 0
         promise = books[0].promise(ask) if cls is None else inf
