@@ -12,8 +12,6 @@ from random import Random
 from typing import Any
 
 from benchmarks.common import rss
-from benchmarks.placement.ours import PATIENT
-from forebay.config.models import Class
 from forebay.plan.simulate import Ready
 from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask
@@ -37,9 +35,8 @@ OUTPUT = 200
 def placing(ready: Ready, engines: int, times: int) -> dict[str, Any]:
     """Microseconds of CPU of one decision: the chain of a prompt of 8,192 tokens, half of it one of 50 shared
     beginnings, and the admission's answer. Each engine has a few requests before, and as many again end as begin."""
-    patient = dict.fromkeys(Class, PATIENT)
     facts = facts_of(ready.settings, ready.steps)
-    admission = Admission(Rules(ttft=patient, wait=patient), {f"engine-{i}": facts for i in range(engines)})
+    admission = Admission(Rules(gated=False), {f"engine-{i}": facts for i in range(engines)})
     random = Random(1)
     shared = [random.randbytes(SHARED_BYTES) for _ in range(PREFIXES)]
     running: list[Ask] = []

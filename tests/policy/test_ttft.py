@@ -432,3 +432,12 @@ def test_an_engine_that_slows_ten_times_for_a_minute_and_comes_back() -> None:
     assert 0.9 < median(o.expected / o.took for o in back) < 1.1
     assert sum(o.took <= o.bound for o in within(360, 420)) >= 0.97 * len(within(360, 420))
     assert median(o.bound / o.took for o in within(450, 600)) < 4
+
+
+def test_scores_have_a_unit_even_where_nothing_is_expected_to_take_time() -> None:
+    book = TtftBook(PrefillPrior(1e-320, 1e-320, 0.0, 1e-320, 0.0, 2048))
+    for key in range(50):
+        assert book.quote(5, key / 10).scale >= 1e-9
+        book.dispatched(key, 5, 0, key / 10)
+        book.first_token(key, key / 10)
+    assert book.quote(5, 6.0).bound < math.inf

@@ -74,6 +74,8 @@ _WINDOW: Final = 10.0
 """Seconds of memory of `utilisation`."""
 _PRIOR: Final = 1.0
 """Margin before a hundred first tokens were seen, in scales."""
+_LEAST_SCALE: Final = 1e-9
+"""Seconds: of an engine that answers at once, again and again, nothing else is left."""
 _DOUBT: Final = 0.05
 """The part of an expectation that is as uncertain as a full step, once the coefficients are learned."""
 _AT_FIRST: Final = 0.5
@@ -344,6 +346,8 @@ class TtftBook:
         if late > 0:  # an engine that has been silent for too long will be so for as long again
             expected += late
         scale = (self._step if level > 1 or expected > self._step else expected) + self._doubt * expected
+        if scale < _LEAST_SCALE:
+            scale = _LEAST_SCALE
         margins = self.levels[level]
         if now - self._asked[level] > _STALE:
             margins.relax()
