@@ -169,7 +169,7 @@ def free_port() -> int:
 
 @dataclass
 class RealVLLM(Server):
-    """One thread, a random model of 2 million weights, 64 blocks of 128 tokens. Starts in about 35 s."""
+    """One thread, a random model of 8 million weights, 64 blocks of 128 tokens. Starts in about 35 s."""
 
     log: Path | None = None
     events_port: int = 0
