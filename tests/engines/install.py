@@ -51,7 +51,7 @@ def python() -> Path:
 
 def model() -> Path:
     """A folder with a small random model; see tiny_model.py."""
-    return cache() / "tiny-qwen2"
+    return cache() / "tiny-qwen2-12"
 
 
 def ready() -> bool:

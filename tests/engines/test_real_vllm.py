@@ -131,8 +131,8 @@ def test_evicted_blocks_are_lost_to_the_chain_of_the_prompt(vllm: RealVLLM, name
                 key += 1
                 assert key < 40, (blocks, heard.lost_)
                 await ask(key, prompt_of(f"{named:d}{key}x", 250))
-            # By time, the first is not linked: its blocks came among those of the replay.
-            assert blocks.unlinked == (not named) and int(repr(blocks).split()[2]) <= BLOCKS, blocks
+            # The first may not be linked: its events came before the subscription, so with the replay.
+            assert blocks.unlinked <= 1 and int(repr(blocks).split()[2]) <= BLOCKS, blocks
             kept = [keep for numbers, keep in heard.lost_ if numbers == tuple(chain_of(text))]
             assert kept == sorted(kept, reverse=True) and len(kept) > 3, "the end of a prompt goes first"
             print(f"\nKV events, {'by name' if named else 'by time'}: {blocks!r}; kept of the first prompt: {kept}")
@@ -157,11 +157,10 @@ def test_a_subscriber_that_comes_late_is_told_what_it_missed(vllm: RealVLLM) -> 
         blocks = feeds.blocks("e")
         assert blocks is not None
         try:
-            i = 0
-            while not any(word.isdigit() and int(word) > 10 for word in repr(blocks).split()):
-                i += 1
-                assert i < 20, blocks
+            for i in range(8):
                 await asyncio.to_thread(vllm.post, CHAT, text=prompt_of(f"late{i}x", 120), max_tokens=1)
+            # More than these have stored: what was before is asked for, and comes.
+            await until(lambda: int(repr(blocks).split()[2]) > BLOCKS // 2)
             assert blocks.strays == 0
         finally:
             await feeds.close()
@@ -199,9 +198,9 @@ def test_a_killed_core_ends_streams_with_an_error_and_a_new_start_serves_again(
     """Last here: one stream by itself, one and a whole answer through the gateway. vLLM says an error and then [DONE];
     the gateway does not let it look like an end."""
     with contextlib.ExitStack() as open_:
-        bare = open_.enter_context(contextlib.closing(vllm.open(stream=True, max_tokens=1_900)))
-        stream = open_.enter_context(contextlib.closing(send(forebay, vllm, CHAT, stream=True, max_tokens=1_900)))
-        whole = open_.enter_context(contextlib.closing(send(forebay, vllm, COMPLETIONS, max_tokens=1_900)))
+        bare = open_.enter_context(contextlib.closing(vllm.open(stream=True, max_tokens=1_200)))
+        stream = open_.enter_context(contextlib.closing(send(forebay, vllm, CHAT, stream=True, max_tokens=1_200)))
+        whole = open_.enter_context(contextlib.closing(send(forebay, vllm, COMPLETIONS, max_tokens=1_200)))
         for sock in (bare, stream):
             read_until(sock, b'"finish_reason":null')
         eventually(lambda: vllm.busy() == (3, 0))

@@ -412,3 +412,9 @@ def test_a_configuration_without_the_package_says_what_to_install(monkeypatch: p
 def test_an_address_that_cannot_be_listened_to_is_refused(events: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"tcp://host:port or ipc://path, and has no \*"):
         Engine.model_validate({"name": "e", "url": "http://host", "kv_events": events})
+
+
+def test_an_address_of_one_engine_is_not_taken_for_many() -> None:
+    events = {"endpoint": "tcp://h:5557"}
+    with pytest.raises(ValueError, match="list the engines instead"):
+        Engine.model_validate({"name": "e", "url": "http://engines.internal", "discover": "dns", "kv_events": events})

@@ -210,6 +210,12 @@ class Engine(Section):
         return self
 
     @model_validator(mode="after")
+    def _one_listens_to_one(self) -> Engine:
+        if self.kv_events is not None and self.discover is not Discover.NO:
+            raise clash("kv_events is of one engine, and discover makes one of every address: list the engines instead")
+        return self
+
+    @model_validator(mode="after")
     def _has_a_name(self) -> Engine:
         if self.discover is Discover.NO:
             return self
