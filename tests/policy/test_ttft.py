@@ -435,7 +435,7 @@ def test_an_engine_that_slows_ten_times_for_a_minute_and_comes_back() -> None:
 
 
 def test_scores_have_a_unit_even_where_nothing_is_expected_to_take_time() -> None:
-    book = TtftBook(PrefillPrior(1e-320, 1e-320, 0.0, 1e-320, 0.0, 2048))
+    book = TtftBook(PrefillPrior(1e-12, 1e-15, 0.0, 1e-12, 0.0, 2048))
     for key in range(50):
         assert book.quote(5, key / 10).scale >= 1e-9
         book.dispatched(key, 5, 0, key / 10)
