@@ -89,6 +89,22 @@ def test_equal_settings_give_equal_bytes_however_many_run_at_once(profile: str, 
     assert [run["name"] for run in json.loads(first)["runs"]] == ["max_num_seqs 4", "max_num_seqs 16"]
 
 
+def test_the_gateway_s_placement_beside_others(profile: str, tmp_path: Path):
+    """Conversations over three engines: only `best` knows where a turn's prefix is."""
+    done = forebay(
+        "poisson:rate=0.5,duration=60,turns=5,think=4,prompt=300,output=20", "--engines", "3", "--profile", profile,
+        "--placement", "round_robin,least_requests,best", "--json", "-", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [run["settings"]["placement"] for run in runs] == ["round_robin", "least_requests", "best"]
+    assert all(run["summary"]["requests"]["finished"] == run["summary"]["requests"]["arrived"] > 80 for run in runs)
+    turn, least, best = (run["summary"]["engines"]["prefix_hit_rate"] for run in runs)
+    assert best > 1.3 * max(turn, least)
+    each = [one["decode_tokens"] for one in runs[2]["summary"]["engines"]["each"]]
+    assert min(each) > 0.15 * sum(each), "and no engine has most of the work"
+
+
 def test_without_files_the_report_goes_to_the_folder(trace: str, profile: str, tmp_path: Path):
     done = forebay(trace, "--profile", profile, "--limit", "20", cwd=tmp_path)
     assert done.returncode == 0 and "written: forebay-simulation.html" in done.stdout
@@ -142,9 +158,15 @@ def test_limit_speed_duration_and_slo_are_obeyed(trace: str, profile: str, tmp_p
         (["T", "--json", "a\nb/c\x1b[31m.json"], "a�b/c�[31m.json: there is no folder a�b"),
         (["T", "--limit", "0"], "limit must be at least 1, not 0"),
         (["T", "--slo-ttft", "-1"], "slo-ttft must be a number of seconds, at least 0, not -1"),
+        (["T", "--slo-ttft", "0", "--policy", "admission"], "slo-ttft must be more than 0 for policy admission"),
+        (["T", "--slo-ttft", "0", "--placement", "best"], "slo-ttft must be more than 0 for placement best"),
+        (
+            ["T", "--placement", "best", "--vary", "decode_engines=1"],
+            "placement best does not know prefill and decode engines apart; leave decode_engines out",
+        ),
         (["T", "--max-num-seqs", "0"], "max_num_seqs must be at least 1, not 0"),
         (["T", "--policy", "best"], "there is no policy 'best'; known are none"),
-        (["T", "--placement", "x"], "there is no placement 'x'; known are round_robin, least_requests"),
+        (["T", "--placement", "x"], "there is no placement 'x'; known are round_robin, least_requests, best"),
         (["T", "--batching", "statik"], "batching must be one of continuous, static, dynamic, not 'statik'"),
         (["T", "--batching", "static,,dynamic"], "batching has an empty value among 'static,,dynamic'"),
         (["T", "--batching", "static,static"], "batching has a value twice in 'static,static'"),

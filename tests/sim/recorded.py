@@ -49,12 +49,13 @@ class Run:
     """A gateway's part, with clients and two engines that are made up by `seed`: bursts, cancels at every stage,
     an engine that goes and comes back, reloads, quotes, engines that preempt."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rules: Rules = RULES) -> None:
         self.dice = random.Random(seed)
+        self.rules = rules
         self.sink = Lines()
         self.now = 1000.0 + self.dice.random()
         self.policy = Recording(
-            RULES, {}, self.sink, str, at=self.now, time="2025-01-01T00:00:00.000+00:00", version="0"
+            rules, {}, self.sink, str, at=self.now, time="2025-01-01T00:00:00.000+00:00", version="0"
         )
         self.waiting: dict[int, Ask] = {}
         self.started: dict[int, tuple[Ask, float, float]] = {}
@@ -89,7 +90,7 @@ class Run:
                             self.leave(ask)
                 gone = not gone
                 changed = dice.randrange(2, 20), dice.choice((0.04, float("inf")))
-                rules = replace(RULES, queue=replace(RULES.queue, requests=changed[0]), tpot=changed[1])
+                rules = replace(self.rules, queue=replace(self.rules.queue, requests=changed[0]), tpot=changed[1])
                 self.told(policy.configure(rules, self.now))
         return self.sink
 
@@ -108,10 +109,19 @@ class Run:
             engines=dice.choice((("a", "b"), ("a", "b"), ("b",), ("gone",))),
             anonymous=dice.random() < 0.1,
             streams=dice.random() < 0.8,
+            **self.more(),  # type: ignore[arg-type]
         )
         if dice.random() < 0.1:
             self.policy.quote(ask, self.now)
         self.told([(ask, self.policy.offer(ask, self.now))])
+
+    def more(self) -> dict[str, object]:
+        """What else is said of a request."""
+        return {}
+
+    def cached(self, ask: Ask) -> int | None:
+        """What its engine says was cached."""
+        return None
 
     def told(self, found: list[tuple[Ask, Decision]]) -> None:
         for ask, decision in found:
@@ -146,7 +156,7 @@ class Run:
         self.started.pop(ask.key, None)
         found = self.answering.pop(ask.key, None)
         tokens = round((self.now - found[1]) * 50) + 1 if found is not None else 0
-        self.policy.on_end(ask, self.now, tokens=tokens, whole=whole)
+        self.policy.on_end(ask, self.now, tokens=tokens, whole=whole, cached_tokens=self.cached(ask))
 
     def report(self) -> None:
         counts = {
@@ -157,3 +167,33 @@ class Run:
         for engine in ("a", "b"):
             use = self.dice.choice((None, self.dice.random()))
             self.policy.on_report(engine, Report(kv_used=use, kv_tokens=30_000, preemptions=self.preemptions), self.now)
+
+
+class Placed(Run):
+    """With prompts that begin alike, sessions, adapters, spared engines, and caches that lose what they had."""
+
+    def more(self) -> dict[str, object]:
+        dice = self.dice
+        talk, turns = dice.randrange(30), dice.randrange(12)
+        return {
+            "prefix": tuple(1000 * talk + i for i in range(turns)),
+            "block_tokens": 40.0,
+            "session": talk if dice.random() < 0.3 else 0,
+        }
+
+    def cached(self, ask: Ask) -> int | None:
+        return self.dice.choice((None, 0, int(ask.prompt_tokens * self.dice.random())))
+
+    def report(self) -> None:
+        super().report()
+        dice, policy = self.dice, self.policy
+        for engine in ("a", "b"):
+            adapters = dice.choice((None, ("m",), ("m", "n"), ()))
+            policy.on_report(engine, Report(adapters=adapters, share=dice.choice((1.0, 1.0, 0.3))), self.now)
+        if dice.random() < 0.2:
+            policy.ease("b", dice.choice((0.05, 0.5)), self.now)
+        if dice.random() < 0.3:
+            talk = 1000 * dice.randrange(30)
+            policy.cache_lost("a", tuple(talk + i for i in range(12)), dice.randrange(6), self.now)
+        if dice.random() < 0.05:
+            policy.cache_cleared("b", self.now)

@@ -22,7 +22,7 @@ from forebay.policy.engine_books import Facts, Report
 from forebay.policy.recording import Asked, Call, Recording, plain, typed
 from forebay.policy.rules import Rules
 from forebay.sim.recording import RecordingError, Replay, Tape
-from sim.recorded import FACTS, RULES, Lines, Run
+from sim.recorded import FACTS, RULES, Lines, Placed, Run
 
 WITHOUT_EFFECT = {"next_due", "waiting"}
 WRITTEN_BY_THE_POLICY = {
@@ -84,6 +84,52 @@ def test_a_made_up_run_has_everything_in_it_and_is_decided_the_same_again(run: L
 def test_any_run_is_decided_the_same_again(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     path = Run(seed).go(4).save(tmp_path_factory.mktemp("any") / "run.jsonl")
     assert verdict(path)[0].different == 0
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "placed"])
+@given(st.integers(1, 1 << 32))
+@examples(max_examples=3, deadline=None)
+def test_what_is_placed_by_prefix_session_and_share_is_placed_the_same_again(
+    tmp_path_factory: pytest.TempPathFactory, gated: bool, seed: int
+) -> None:
+    run = Placed(seed, replace(RULES, gated=gated))
+    path = run.go(5).save(tmp_path_factory.mktemp("placed") / "run.jsonl")
+    calls = Counter(type(call).__name__ for call in run.sink.calls)
+    assert all(calls[name] for name in ("Offer", "End", "Ease", "CacheLost", "CacheCleared", "Reported", "EngineHere"))
+    replay = Replay(Tape(path))
+    found = Verdict()
+    for played in replay:
+        found.add(played)
+    assert found.different == 0
+    if not gated:
+        assert {row.kind for row in found.rows()} == {"admit", "refuse, no_engine"}
+    again, before = replay.policy.placer, run.policy.placer
+    assert repr(again) == repr(before)
+    for name in replay.policy.books:
+        assert again.prefixes.held(name) == before.prefixes.held(name)
+        assert again.prefixes.trust(name) == before.prefixes.trust(name)
+        assert replay.policy.books[name].worked == run.policy.books[name].worked > 0.0
+
+
+def kept(calls: list[Call]) -> None:
+    calls[:] = [call for call in calls if type(call).__name__ not in ("CacheCleared", "CacheLost")]
+
+
+def unspared(calls: list[Call]) -> None:
+    calls[:] = [call for call in calls if type(call).__name__ != "Ease"]
+
+
+def shortened(calls: list[Call]) -> None:
+    for call in calls:
+        if type(call).__name__ == "Offer" and len(call.ask.prefix) > 3:  # type: ignore[attr-defined]
+            call.ask = msgspec.structs.replace(call.ask, prefix=call.ask.prefix[:1])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("change", [kept, unspared, shortened])
+def test_a_change_of_what_is_cached_shows_where_nothing_is_gated(tmp_path: Path, change: Any) -> None:
+    run = Placed(11, replace(RULES, gated=False)).go(15)
+    found, _ = verdict(changed(tmp_path / "run.jsonl", run, change))
+    assert found.different > 0
 
 
 def test_caps_and_replicas_move_the_same_again(tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ def command(
             help="none: pass every request on at once; admission: keep promises; disaggregation: split by request.",
         ),
     ] = "none",
-    placement: Annotated[str, typer.Option(metavar="NAME[,…]", help="round_robin or least_requests.")] = "round_robin",
+    placement: Annotated[
+        str, typer.Option(metavar="NAME[,…]", help="round_robin, least_requests or best: the gateway's own.")
+    ] = "round_robin",
     batching: Annotated[
         str | None, typer.Option(metavar="NAME[,…]", help="continuous, dynamic or static. [default: continuous]")
     ] = None,

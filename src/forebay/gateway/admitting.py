@@ -18,6 +18,7 @@ from forebay.api.openai import CompletionBody
 from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
 from forebay.config.placement import Placement as Placing
+from forebay.config.placement import PlacementKind
 from forebay.counters import counters
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.admission_view import ShedLog
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from forebay.gateway.kv_events import KvFeeds
 
 _DEFAULT: Final = Placing()
+_BEST: Final = PlacementKind.BEST
 MOST_TOKENS: Final = 1 << 40
 """No answer is longer, whatever is said of it. Python reads a number of 400 digits, which has no float."""
 _OK: Final = Outcome.OK  # reading a member off an Enum class is slow
@@ -126,6 +128,9 @@ class Admitting:
         self.policy = policy or Admission(rules_of(section, placing), {})
         self.gated = section.enabled
         """Whether requests wait and are refused; else they are only placed."""
+        self.places = placing.policy is _BEST
+        """Whether they are placed where nothing is gated; else they go in turn, and engines are watched all the same,
+        so that a reload can change it."""
         self.prefixes = Prefixes(placing)
         self._eased = eased
         self.decisions = counters("forebay_admission", "Decisions over requests.", "class", "decision")
@@ -304,6 +309,7 @@ class Admitting:
         """A reload: those who wait are judged anew."""
         now = monotonic()
         self.gated = section.enabled
+        self.places = placing.policy is _BEST
         self.prefixes.configure(placing)
         self._tell(self.policy.configure(rules_of(section, placing), now), now)
         self._arm(now)

@@ -197,7 +197,7 @@ class Exchange(ABC):
                 # One that is not healthy may be by the time the request goes.
                 admitting.begin(self, able)
                 return
-            if len(candidates) > 1:
+            if admitting.places and len(candidates) > 1:
                 admitting.begin(self, candidates)
                 return
         name = gateway.placement.choose(self.entry.name, candidates, self.received_at)

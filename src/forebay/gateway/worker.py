@@ -23,7 +23,6 @@ from pydantic import ValidationError
 
 from forebay import errors
 from forebay.config.models import Config, ServerTLS
-from forebay.config.placement import PlacementKind
 from forebay.gateway import logs
 from forebay.gateway.admitting import Admitting, rules_of
 from forebay.gateway.app import Gateway
@@ -72,18 +71,15 @@ class Worker:
         control = Control(gateway, server, writer, secrets.token_hex(8), self._start.index)
         recorder: Recorder | None = None
         admission, placing = config.admission, config.placement
-        if admission.enabled or placing.policy is PlacementKind.BEST:
-            policy = None
-            if admission.enabled:
-                rules = rules_of(admission, placing)
-                policy, recorder = recorded(admission.record, admission.record_bytes, rules, loop)
-            gateway.admitting = Admitting(admission, loop, policy, placing, fleet.eased)
-            tokens = gateway.admitting.tokens
-            tokenizers = {name: model.tokenizer for name, model in config.models.items() if model.tokenizer}
-            tokens.exact = ExactCounts.load(tokenizers, loop, tokens.learn)
-            cache = ToPolicy(gateway.admitting.policy, time.monotonic)
-            gateway.admitting.feeds = fleet.feeds = KvFeeds(cache, tasks, time.monotonic)
-            fleet.watcher = gateway.admitting
+        policy = None
+        if admission.enabled:
+            rules = rules_of(admission, placing)
+            policy, recorder = recorded(admission.record, admission.record_bytes, rules, loop)
+        admitting = fleet.watcher = gateway.admitting = Admitting(admission, loop, policy, placing, fleet.eased)
+        tokens = admitting.tokens
+        tokenizers = {name: model.tokenizer for name, model in config.models.items() if model.tokenizer}
+        tokens.exact = ExactCounts.load(tokenizers, loop, tokens.learn)
+        admitting.feeds = fleet.feeds = KvFeeds(ToPolicy(admitting.policy, time.monotonic), tasks, time.monotonic)
         engines, draining, wrong = at_start(config.state_dir, os.environ)
         for problem in wrong:
             log.error("%s", problem)

@@ -35,7 +35,9 @@ from forebay.sim.workloads.transforms import SPEEDS, Limited, Sped
 FORMAT: Final = 1
 """Of the JSON result; goes up when a key changes its meaning or goes."""
 POLICIES: Final = ("none", "admission", "disaggregation")
-PLACEMENTS: Final = ("round_robin", "least_requests")
+PLACEMENTS: Final = ("round_robin", "least_requests", "best")
+LOOKS_EVERY: Final = 1.0
+"""Seconds between two looks at an engine of `best`: the gateway's default (placement.report_interval)."""
 MOST_RUNS: Final = 64
 """Side by side."""
 MOST_ENGINES: Final = 100_000
@@ -146,12 +148,17 @@ def _check(setup: Setup) -> None:
         need("limit", setup.limit, 1)
     if setup.policy == "admission" and setup.decode_engines:
         raise SimulateError("policy admission does not know prefill and decode engines apart; leave decode_engines out")
+    if setup.policy == "none" and setup.placement == "best" and setup.decode_engines:
+        raise SimulateError("placement best does not know prefill and decode engines apart; leave decode_engines out")
     if setup.policy == "disaggregation" and not setup.decode_engines:
         raise SimulateError("policy disaggregation is for prefill and decode engines; give --decode-engines N")
     slo = setup.slo
     for option, value in (("slo-ttft", slo.ttft), ("slo-ttft-per-1k", slo.per_1k), ("slo-tpot", slo.tpot)):
         if not value >= 0 or (option != "slo-tpot" and not isfinite(value)):
             raise SimulateError(f"{option} must be a number of seconds, at least 0, not {value:g}")
+    for option, chosen, promises in (("policy", setup.policy, "admission"), ("placement", setup.placement, "best")):
+        if chosen == promises and not slo.ttft > 0:
+            raise SimulateError(f"slo-ttft must be more than 0 for {option} {promises}, which promises it")
     for option, chosen, known in (("policy", setup.policy, POLICIES), ("placement", setup.placement, PLACEMENTS)):
         if chosen not in known:
             raise SimulateError(f"there is no {option} '{shown(chosen)}'; known are {', '.join(known)}")
@@ -225,9 +232,13 @@ def _policy(setup: Setup, ready: Ready) -> Policy:
         return Admitted(Rules(ttft=dict.fromkeys(Class, slo.ttft), tpot=slo.tpot), [facts] * setup.engines)
     if setup.policy == "disaggregation":
         settings = ready.settings
-        rules = SplitRules(latency=settings.transfer_latency, per_token=settings.transfer_seconds_per_token)
+        split = SplitRules(latency=settings.transfer_latency, per_token=settings.transfer_seconds_per_token)
         prior = PrefillPrior.of(ready.steps, settings.max_num_batched_tokens)
-        return Disaggregated(rules, setup.engines, setup.decode_engines, prior)
+        return Disaggregated(split, setup.engines, setup.decode_engines, prior)
+    if setup.placement == "best":
+        rules = Rules(ttft=dict.fromkeys(Class, setup.slo.ttft), gated=False)
+        facts = facts_of(ready.settings, ready.steps)
+        return Admitted(rules, [facts] * setup.engines, report_every=LOOKS_EVERY)
     if setup.placement == "least_requests":
         return LeastRequests(setup.engines)
     return PassThrough(RoundRobin(), setup.engines)

@@ -3,37 +3,39 @@
 `Placer` is for engines whose books are kept (`engine_books`). Of the engines that could take a request it chooses the
 one with the least score, in seconds:
 
-    score  = T + late · max(0, T − promise) + recompute / k · P + interference · n · (P + o · s) + balance · W
+    score  = T + late · max(0, T − promise) + recompute / k · Q + interference · n · (P + o · s) + balance · W
              + price · (c − 1) + far + adapter − sticks
 
     T        bound on the time to its first token there: the prefill ahead of it, what of its own prompt is not cached,
              and what the steps cost (`ttft`); divided by the share of itself that a new engine is given (slow start)
     P        seconds that the idle engine would need for what of its prompt is not cached, as the prefix index believes
+    Q        the same on the first of the engines: what is computed twice, whoever is slow at it
     k        engines that have (nearly) as much of the prefix as any: what is popular is soon needed everywhere, so that
              one more copy is paid for once and used by many
     n        sequences that decode there: each is held up for P, and by s seconds (one more sequence in its steps) for
              each of the o tokens that the answer is expected to have
-    W        engine-seconds of work that it was given lately, each second counting 1/e after `BALANCE_FOR` s:
+    W        engine-seconds of work that it was given lately, each second counting 1/e after `BALANCE_FOR` s, and while
+             it starts slowly more by as much as it is to be given less:
              P + (KV tokens held, on average, as a share of its capacity) · (seconds of decoding)
     c        its relative price (`cost`)
     far      `zone_penalty` where it is in another zone than the gateway
     adapter  `adapter_load` where the model asked for is a LoRA adapter that it has not loaded
     sticks   `affinity` where it is the engine of the request's session
 
-P counts so much more than T because what is computed twice is taken from everybody: its seconds, and the blocks that it
-pushes out. So a request goes where its prefix is, until that engine was given recompute / balance times P more work
-than another, or would be late: then it goes elsewhere, and takes the prefix there. What has no prefix anywhere evens
-the work out. With admission an engine that would be late is none at all.
+Q counts so much more than T because what is computed twice is taken from everybody: its seconds, and the blocks that it
+pushes out. That an engine is slow counts in T and W only: its seconds are its own, and it gets work in proportion to
+its speed. So a request goes where its prefix is, until that engine was given much more work than another (of a typical
+prompt, by 1 / balance of the mean), or would be late: then it goes elsewhere, and takes the prefix there. What has no
+prefix anywhere evens the work out. With admission an engine that would be late is none at all.
 
 Where a signal is missing: without metrics, what is ahead and n are what was sent from here; what prefill and steps take
 begins at the configuration's figures and follows the first tokens; what is cached is what was sent where, believed as
 far as `cached_tokens` in usage confirm it, and in full where the engine never says; without a KV capacity W has only P,
 and the KV test passes; where nobody says which adapters are loaded, all have them.
 
-Up to `SAMPLED` engines all are scored in a short form, with (tokens ahead + own) / rate for T and own / rate for P, and
-the best `FEW` of these in full.
-Of more, those with most of the prefix and some by chance are (the best of two random choices is nearly as good as the
-best of all, Mitzenmacher 2001).
+Up to `SAMPLED` engines all are scored in a short form, with (tokens ahead + own) / rate for T and own / rate for P and
+Q, and the best `FEW` of these in full. Of more, those with most of the prefix and some by chance are (the best of two
+random choices is nearly as good as the best of all, Mitzenmacher 2001).
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ ALMOST: Final = 0.9
 """Of the longest match, from which on an engine counts as one that has the prefix."""
 ALIKE: Final = 1.33
 """Times the rate of another engine's prefill up to which it is taken to be as fast."""
+LEAST_SHARE: Final = 0.1
+"""Of itself that an engine is given, down to which its work counts more by as much."""
 _REBASE: Final = 1_200.0
 """Seconds after which sums that grow with time are brought down."""
 MOST_ADAPTERS: Final = 4_096
@@ -161,8 +165,8 @@ class Candidates:
 
 
 class Placer:
-    """Mutable state: the prefix index, whose turn it is among equals, the dice, who has which adapter, and since when
-    work is summed up."""
+    """Mutable state: the prefix index, whose turn it is among equals, the dice, who has which adapter, who was
+    spared at its last report, and since when work is summed up."""
 
     def __init__(self, rules: PlacementRules) -> None:
         self.rules = rules
@@ -171,6 +175,7 @@ class Placer:
         self._dice = 1
         self._adapters: dict[str, set[str]] = {}
         self._here: dict[str, EngineBooks] = {}
+        self._spared: set[str] = set()
         self._since = 0.0
         self._typical = 0.0
         self._like: EngineBooks | None = None
@@ -185,18 +190,24 @@ class Placer:
 
     def here(self, one: EngineBooks) -> None:
         """A new engine is taken to have had its share of work, so that it is not flooded."""
-        worked = [b.worked for b in self._here.values()]
-        one.worked = sum(worked) / len(worked) if worked else 0.0
+        one.worked = self._mean()
         self._here[one.name] = one
         self._measure(one)
         one.mark = salted(one.name.encode())
         self._set_bias(one)
         self.prefixes.engine(one.name, one.kv_tokens)
 
+    def _mean(self) -> float:
+        worked = [b.worked for b in self._here.values()]
+        return sum(worked) / len(worked) if worked else 0.0
+
     def gone(self, name: str) -> None:
         """Whatever comes back under that name begins with an empty cache."""
-        self._here.pop(name, None)
-        self._like = next(iter(self._here.values()), None)
+        if self._here.pop(name, None) is self._like:
+            self._like = next(iter(self._here.values()), None)
+            for one in self._here.values():
+                self._measure(one)
+        self._spared.discard(name)
         self.prefixes.gone(name)
         self.adapters(name, ())
 
@@ -212,8 +223,14 @@ class Placer:
                 self._adapters.setdefault(name, set()).add(engine)
 
     def reported(self, one: EngineBooks) -> None:
-        """Its metrics were looked at."""
+        """Its metrics were looked at. One that is not spared any more is taken to have had its share of work, as a new
+        one is: it would be flooded to make up for that."""
         self._measure(one)
+        if one.share < 1:
+            self._spared.add(one.name)
+        elif one.name in self._spared:
+            self._spared.discard(one.name)
+            one.worked = max(one.worked, self._mean())
 
     def _measure(self, one: EngineBooks) -> None:
         """How slow it is as against the first of all. Where they are about as fast, that is noise, and would send all
@@ -225,10 +242,9 @@ class Placer:
         one.slow = 1.0 if 1 / ALIKE < slow < ALIKE else slow
 
     def _seconds(self, ask: Ask, one: EngineBooks) -> float:
-        """P of the formula."""
+        """Q of the formula."""
         cached = ask.cached.get(one.name, 0)
-        like = self._like or one
-        return like.ttft.ideal(ask.prompt_tokens - cached, context_tokens=cached) * one.slow
+        return (self._like or one).ttft.ideal(ask.prompt_tokens - cached, context_tokens=cached)
 
     def _set_bias(self, one: EngineBooks) -> None:
         rules, facts = self.rules, one.facts
@@ -261,13 +277,16 @@ class Placer:
             self._since = now
         ttft = one.ttft
         step, sequence, *_ = ttft.coefficients
-        prefill = self._seconds(ask, one)
+        prefill = self._seconds(ask, one) * one.slow
         decode = ask.expected * ttft.pace * (step + one.decoding * sequence)
         size = one.kv_tokens
         held = (ask.prompt_tokens + ask.expected / 2) / size if size else 0.0
         whole = ttft.ideal(ask.prompt_tokens) + decode * held
         self._typical += (whole - self._typical) * TYPICAL
-        one.worked += (prefill + decode * held) * exp((now - self._since) / BALANCE_FOR)
+        work = prefill + decode * held
+        if one.share < 1:  # so that it comes to have its share of it
+            work /= max(one.share, LEAST_SHARE)
+        one.worked += work * exp((now - self._since) / BALANCE_FOR)
         if ask.prefix:
             self.prefixes.sent(one.name, ask.prefix)
 
@@ -311,21 +330,21 @@ class Placer:
 
     def _sorted(self, books: list[EngineBooks], ask: Ask, now: float, *, differ: bool) -> list[EngineBooks]:
         rules, prompt = self.rules, ask.prompt_tokens
-        each, again = rules.interference, 1 + rules.recompute / ask.copies
+        each, again = rules.interference, rules.recompute / ask.copies
         fade = self._weight(books, now)
         second = 1 / (self._like or books[0]).ttft.rate
         if ask.cached:
             cached = ask.cached.get
             scores = [
                 (t := b.ttft).tokens / (t.rate * b.share)
-                + (prompt - cached(b.name, 0)) * (again + each * b.decoding) * b.slow * second
+                + (prompt - cached(b.name, 0)) * (again + (1 + each * b.decoding) * b.slow) * second
                 + fade * b.worked
                 for b in books
             ]
         else:
             scores = [
                 (t := b.ttft).tokens / (t.rate * b.share)
-                + prompt * (again + each * b.decoding) * b.slow * second
+                + prompt * (again + (1 + each * b.decoding) * b.slow) * second
                 + fade * b.worked
                 for b in books
             ]
@@ -362,7 +381,7 @@ class Placer:
             bound = promised / one.share
             score = bound + again * own + fade * one.worked + one.bias
             if one.decoding:
-                score += each * one.decoding * (own + one.length * ttft.coefficients[1])
+                score += each * one.decoding * (own * one.slow + one.length * ttft.coefficients[1])
             if bound > promise:
                 score += late * (bound - promise)
             if special:
