@@ -11,11 +11,12 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from forebay.config.models import Class
-from forebay.policy.admission import MOST_ROOMS, Admission
+from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.decisions import Admit, Decision, Refuse, Wait
 from forebay.policy.engine_books import UNDER_WAY, Facts, Report
 from forebay.policy.lengths import LONGEST
+from forebay.policy.lines import MOST_ROOMS
 from forebay.policy.prior import PrefillPrior
 from forebay.policy.queue import QueueRules
 from forebay.policy.rules import Rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.sim.kv import BlockPool, Lease
@@ -67,9 +67,15 @@ class PlainPool:
         return blocks
 
     def remember(self, block: int, name: tuple[object, int]) -> None:
-        if name not in self.found and block not in self.name:
-            self.found[name] = block
-            self.name[block] = name
+        if block in self.name:
+            return
+        known = self.found.get(name)
+        if known is not None:
+            if self.refs[known]:
+                return
+            del self.name[known]
+        self.found[name] = block
+        self.name[block] = name
 
     def give_back(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
@@ -90,6 +96,22 @@ CONTENT = st.builds(
 )
 
 
+@example(  # all of a prompt is in memory, its last block is computed again, and goes on
+    capacity=40, script=[(((), 9, 1), 0, 0), (((), 1, 1), 12, 0), (((), 14, 1), 0, 0)]
+)
+@example(  # and what it stands beside is evicted while it is held
+    capacity=8,
+    script=[
+        (((), 1, 1), 3, 0),
+        (((), 1, 1), 3, 4),
+        (((), 24, None), 0, 1),
+        (((), 11, 2), 12, 0),
+        (((), 23, 1), 0, 0),
+    ],
+)
+@example(  # the block that is computed again never gets full
+    capacity=40, script=[(((), 3, 2), 7, 1), (((), 6, 2), 0, 3), (((), 33, 2), 0, 3)]
+)
 @settings(max_examples=300, deadline=None)
 @given(
     st.integers(8, 40),
@@ -101,12 +123,10 @@ def test_it_finds_frees_and_evicts_what_single_blocks_would(
     """Jobs of a content each come in order; the second number of a line says how many tokens they generate, the third
     which of those that run ends next. Conversations run one turn at a time: nobody computes what another does."""
     pool, plain = BlockPool(capacity, SIZE), PlainPool(capacity)
-    running: list[tuple[Lease, list[int], int, int | None, tuple[tuple[int, int], ...], object]] = []
+    running: list[tuple[Lease, list[int], int, int | None]] = []
 
     def end(which: int) -> None:
-        lease, blocks, tokens, _, prefix, own = running.pop(which)
-        for block, name in zip(blocks, plain.names(prefix, own, tokens), strict=False):
-            plain.remember(block, name)
+        lease, blocks, tokens, _ = running.pop(which)
         plain.give_back(blocks)
         pool.give_back(lease, tokens)
         pool.close(lease)
@@ -136,7 +156,7 @@ def test_it_finds_frees_and_evicts_what_single_blocks_would(
             blocks = expected + plain.take(need)
             for block, name in zip(blocks, plain.names(prefix, own, total), strict=False):
                 plain.remember(block, name)
-            running.append((lease, blocks, total, keeps, prefix, own))
+            running.append((lease, blocks, total, keeps))
         assert pool.free == len(plain.free)
         if running and victim < 4:
             end(victim % len(running))
@@ -213,6 +233,18 @@ def test_two_that_compute_the_same_hold_a_copy_each() -> None:
     assert (pool.used, pool.hit(second, 9)) == (2, (2, 0))
     pool.give_back(first, 8)
     assert (pool.used, pool.hit(second, 9)) == (0, (2, 2))
+
+
+def test_what_follows_a_copy_can_be_found() -> None:
+    pool = BlockPool(20, SIZE)
+    first, second = pool.open(((1, 8),), 2), pool.open(((1, 8),), 3)
+    for lease in (first, second):
+        pool.take(4)
+        pool.assign(lease, 4)
+    for lease in (second, first):
+        pool.give_back(lease, 16)
+    for key in (2, 3):
+        assert pool.hit(pool.open(((1, 8),), key), 17) == (4, 4)
 
 
 def test_streams_that_nobody_holds_or_has_in_memory_are_forgotten() -> None:

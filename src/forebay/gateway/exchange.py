@@ -2,57 +2,40 @@
 
 `Exchange` is the sink of its engine's answer and the owner of the client's reply. It walks the states of
 `lifecycle.py`; whoever ends it first decides how it ended (`_settle` runs once), and everything it holds (the engine's
-connection, the slot on the engine, its place among the live) is given back there. `Unary` and `Stream` in `relay.py`
-say what to do with the bytes.
+connection, the slot on the engine, its place among the live) is given back there. What it holds stands in
+`attempts.py`; `Unary` and `Stream` in `relay.py` say what to do with the bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from abc import abstractmethod
+from typing import Final
 
 from forebay import errors
-from forebay.api import openai
 from forebay.engines.handover import handover_of
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.dialects import Abort
+from forebay.gateway.attempts import DISPATCHED, HELD, Attempts
 from forebay.gateway.dispatching import send_in
 from forebay.gateway.engine_errors import TIMEOUTS, refusal_of, retry_after, said
 from forebay.gateway.forwarding import downstream_block
-from forebay.gateway.front import Front
-from forebay.gateway.handles import Entry, Handle
-from forebay.gateway.prompts import NOTHING
-from forebay.gateway.verdicts import judge
-from forebay.lifecycle import Event, State, advance, walk
+from forebay.gateway.handles import Handle
+from forebay.lifecycle import Event, State, walk
 from forebay.wire.head import Header
 from forebay.wire.inflate import CODINGS, InflateFailed, Inflater
 from forebay.wire.memo import AnswerMemo
-from forebay.wire.message import Request
-from forebay.wire.reply import Reply
-from forebay.wire.upstream import Call, Failure
-
-if TYPE_CHECKING:
-    from forebay.gateway.app import Gateway
-    from forebay.gateway.legs import Legs
-    from forebay.gateway.tokens import Counted
-    from forebay.policy.asks import Ask
+from forebay.wire.upstream import Failure
 
 _UNREACHED: Final = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.TLS})
 # Reading a member off an Enum class is slow.
-_ADMIT: Final = Event.ADMIT
-_DISPATCH: Final = Event.DISPATCH
 _QUEUE: Final = Event.QUEUE
 _FIRST_TOKEN: Final = Event.FIRST_TOKEN
 _REFUSE: Final = Event.REFUSE
 _SETTLE: Final = Event.SETTLE
-_RECEIVED: Final = State.RECEIVED
 _SETTLED: Final = State.SETTLED
 _OK: Final = Outcome.OK
-# The two stretches that most requests walk, looked up once.
-_HELD: Final = advance(State.RECEIVED, Event.HOLD)
-_DISPATCHED: Final = walk(_HELD, Event.ADMIT, Event.DISPATCH)
-_DONE: Final = walk(_DISPATCHED, Event.COMPLETE, Event.SETTLE)
+# The stretch that most requests walk last, looked up once.
+_DONE: Final = walk(DISPATCHED, Event.COMPLETE, Event.SETTLE)
 _ENDS: Final = {
     Outcome.OK: Event.COMPLETE,
     Outcome.ENGINE_REFUSED: Event.COMPLETE,
@@ -67,120 +50,14 @@ _ENDS: Final = {
 }
 
 
-class Exchange(ABC):
-    __slots__ = (
-        "_error_body",
-        "_failing",
-        "_handle",
-        "_headers",
-        "_inflater",
-        "_leaving",
-        "_probe",
-        "_tried",
-        "abort",
-        "ask",
-        "attempts",
-        "body",
-        "call",
-        "counted",
-        "entry",
-        "exact",
-        "first_content_at",
-        "free",
-        "front",
-        "gateway",
-        "legs",
-        "outcome",
-        "payload",
-        "received_at",
-        "refusal",
-        "reply",
-        "request",
-        "request_id",
-        "resumed_at",
-        "sent_at",
-        "series",
-        "shown",
-        "state",
-        "status",
-        "usage",
-    )
-
-    stream = False
-    repeats = True
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        request: Request,
-        reply: Reply,
-        front: Front,
-        request_id: bytes,
-        body: openai.AnyBody,
-        entry: Entry,
-        payload: bytes,
-        now: float,
-    ) -> None:
-        self.gateway = gateway
-        self.request = request
-        self.reply = reply
-        self.front = front
-        self.request_id = request_id
-        self.body = body
-        self.entry = entry
-        self.received_at = now
-        if front.entry is not entry or front.series is None:
-            front.entry = entry
-            front.series = gateway.telemetry.series(front.route, entry.name, front.class_)
-        self.series = front.series
-        self.state = _RECEIVED
-        self.outcome = _OK
-        self.status = 0
-        self.attempts = 0
-        self.first_content_at = 0.0
-        self.usage: openai.Usage | None = None
-        self.exact = False  # `usage` is the engine's last word
-        self.free = True  # the last attempt cost the engine nothing: it never had it, or refused it
-        self.call: Call | None = None
-        self.legs: Legs | None = None  # its attempt's, where its model has prefill engines
-        self.refusal: Refusal | None = None  # what it ended with, if not an answer of the engine's
-        self.shown = b""  # the answer's beginning, where bodies are logged
-        self.payload = payload
-        self._headers: list[Header] = []
-        self._handle: Handle | None = None
-        self._probe = 0
-        self.sent_at = 0.0
-        self.resumed_at = 0.0
-        self._tried: tuple[str, ...] = ()
-        self._failing = False
-        self._error_body = b""
-        self._inflater: Inflater | None = None
-        self.abort: Abort | None = None
-        # Its outcome and its client's status, where that has left, and the engine is read on for its usage.
-        self._leaving: tuple[Outcome, int] | None = None
-        self.ask: Ask | None = None
-        self.counted: Counted = NOTHING  # its prompt, as its tokens were estimated
-        reply.on_gone = self.client_gone
-
-    @property
-    def engine(self) -> str:
-        """The engine of the last attempt, or "" before the first."""
-        return self._tried[-1] if self._tried else ""
-
-    @property
-    def ended(self) -> bool:
-        return self.state is _SETTLED
-
-    @property
-    def handle(self) -> Handle | None:
-        """The engine that works for it now."""
-        return self._handle
+class Exchange(Attempts):
+    __slots__ = ()
 
     # --- the way to an engine ----------------------------------------------------------------------------------------
 
     def go(self) -> None:
         """Start: the caller is known and the limits are held."""
-        self.state = _HELD
+        self.state = HELD
         self.gateway.live.add(self)
         self._place(None)
 
@@ -232,13 +109,6 @@ class Exchange(ABC):
             self.begin_attempt(handle)
         self.send(handle, self.payload)
 
-    def has_tried(self, name: str) -> bool:
-        return name in self._tried
-
-    def now_at(self, name: str) -> None:
-        """The attempt is with another of its engines."""
-        self._tried = (*self._tried[:-1], name)
-
     def send(self, handle: Handle, payload: bytes) -> None:
         """To the engine whose answer the client gets."""
         block = self.front.block
@@ -253,20 +123,6 @@ class Exchange(ABC):
         if self.stream and self.reply.paused:
             self.pause()
 
-    def begin_attempt(self, handle: Handle) -> None:
-        """From now on the engine may have it."""
-        self.state = _DISPATCHED if self.state is _HELD else walk(self.state, _ADMIT, _DISPATCH)
-        self._handle = handle
-        self._tried = (*self._tried, handle.name)
-        handle.in_flight += 1
-        self.sent_at = self.gateway.ticker.now
-        if handle.breaker.tender and (probe := handle.breaker.sent()):
-            self._probe = probe
-            self.gateway.fleet.probed(handle)
-        self.attempts += 1
-        self._failing = self.free = False
-        self.abort = None
-
     def _retry(self, refusal: Refusal) -> None:
         """Before the first byte: another engine, if there is one and the budget allows; else the refusal."""
         if self._leaving is not None:
@@ -277,14 +133,6 @@ class Exchange(ABC):
             self._again(refusal)
         else:
             self.refuse(refusal)
-
-    def _may_retry(self) -> bool:
-        """Takes of the budget where it is so."""
-        gateway = self.gateway
-        retries = gateway.config.retries
-        self.entry = gateway.fleet.catalog.get(self.entry.name, self.entry)
-        others, _ = self.entry.left(self._tried)
-        return bool(others) and self.attempts < retries.attempts and gateway.retry_budget.take(gateway.ticker.now)
 
     def _again(self, refusal: Refusal) -> None:
         """`refusal` is what to say where it comes to nothing."""
@@ -301,7 +149,7 @@ class Exchange(ABC):
             self._place(refusal)
 
     def _place_late(self, refusal: Refusal) -> None:
-        if self.state is _HELD:  # it may have been ended meanwhile
+        if self.state is HELD:  # it may have been ended meanwhile
             self._place(refusal)
 
     def move(self, refusal: Refusal) -> None:
@@ -362,7 +210,7 @@ class Exchange(ABC):
     def on_whole(self, memo: AnswerMemo, body: bytes) -> None:
         attempt = self.attempts
         self.on_head(200, memo.headers, len(body))
-        if self.state is _DISPATCHED and self.attempts == attempt:
+        if self.state is DISPATCHED and self.attempts == attempt:
             self.on_body(body)
         if self.state is not _SETTLED and self.attempts == attempt:
             self.on_end()
@@ -554,7 +402,7 @@ class Exchange(ABC):
             outcome, self.status = self._leaving
             self.gateway.drains.end(self)
         self.outcome = outcome
-        if outcome is _OK and self.state is _DISPATCHED:
+        if outcome is _OK and self.state is DISPATCHED:
             self.state = _DONE
         else:
             self.state = walk(self.state, _ENDS.get(outcome, _REFUSE), _SETTLE)
@@ -567,58 +415,6 @@ class Exchange(ABC):
         reply = self.reply
         reply.on_gone = reply.on_pause = reply.on_resume = None
 
-    # --- small things ------------------------------------------------------------------------------------------------
-
-    def pause(self) -> None:
-        if self.call is not None:
-            self.call.pause()
-
-    def resume(self) -> None:
-        if self.call is not None:
-            self.resumed_at = self.gateway.ticker.now
-            self.call.resume()
-
-    def _move(self, event: Event) -> None:
-        self.state = advance(self.state, event)
-
-    def _drop_call(self) -> None:
-        """The engine is to stop, if it works on it."""
-        if self.legs is not None:
-            self.legs.dropping()
-        call = self.call
-        if call is None:
-            return
-        if call.sent:
-            self._tell_abort()
-        else:
-            self.free = True
-        call.cancel()
-
-    def _tell_abort(self) -> None:
-        abort, self.abort = self.abort, None
-        if abort is not None and self._handle is not None:
-            self.gateway.aborts.tell(self._handle, abort)
-
-    def _release(self, outcome: Outcome, why: str) -> None:
-        """The engine has done what it does for this attempt: what that says of it."""
-        if self.legs is not None:
-            self.legs.end()
-        handle, self._handle = self._handle, None
-        if handle is None:
-            return
-        handle.in_flight -= 1
-        probe, self._probe = self._probe, 0
-        now = self.gateway.ticker.now
-        if outcome is _OK and not self.first_content_at:
-            handle.began(now - self.sent_at)
-        judge(self.gateway.fleet, handle, outcome, probe, why, now)
-
-    def count_failure(self, kind: str) -> None:
-        self.gateway.telemetry.upstream_errors.series(self.engine, kind).add()
-
     def _count_cancel(self, outcome: Outcome) -> None:
         if outcome in (Outcome.CLIENT_GONE, Outcome.CANCELLED):
             self.gateway.telemetry.cancels.series(self.state.value).add()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.request_id.decode()} {self.state.value} on {self.engine or 'no engine'}>"

@@ -6,6 +6,9 @@ blocks are in memory, always its first ones. Held blocks are those that some job
 free but findable, and are evicted least recently freed first, the end of a stream before its beginning.
 
 Free blocks are handed out in this order: never used, then freed, oldest first.
+
+What is computed again while it is in memory makes a second block of the same content. vLLM can find both; here the
+one that is held has the name, and where both are, the first.
 """
 
 from __future__ import annotations
@@ -55,14 +58,15 @@ class _Run:
 class Lease:
     """What one job holds: a chain of streams with a number of blocks of each, and blocks that nobody can find."""
 
-    __slots__ = ("blocks", "chain", "parts", "private")
+    __slots__ = ("blocks", "chain", "copies", "parts")
 
     def __init__(self, chain: tuple[tuple[Stream, int], ...]) -> None:
         self.chain = chain
         """(stream, the most blocks of it that this job's content has); the last one is open-ended."""
         self.parts: list[int] = []
         """Blocks held of each stream of the chain so far."""
-        self.private = 0
+        self.copies: list[int] = []
+        """How many of each come after those, second ones of what is in memory already: nobody can find them."""
         self.blocks = 0
         """All that is held."""
 
@@ -163,6 +167,7 @@ class BlockPool:
                 break
             have = min(size, found)
             lease.parts.append(have)
+            lease.copies.append(0)
             if have:  # a piece shorter than a block has none of its own
                 self._hold(stream, have)
                 lease.blocks += have
@@ -199,43 +204,48 @@ class BlockPool:
         if n <= 0:
             return
         lease.blocks += n
-        chain, parts = lease.chain, lease.parts
+        chain, parts, copies = lease.chain, lease.parts, lease.copies
         if not parts:
             parts.append(0)
+            copies.append(0)
         while n:
-            at = len(parts) - 1
-            stream, size = chain[at]
-            have = parts[at]
-            if have >= size:
-                parts.append(0)
-                continue
-            if lease.private or stream.cached != have:
-                # Another job computed the same beyond this one's hit, or left it behind: this is a copy.
-                lease.private += n
+            stream, size = chain[len(parts) - 1]
+            have = parts[-1]
+            if stream.cached == have and have + n <= size and not copies[-1]:
+                self._grow(stream, have, n)
+                parts[-1] = have + n
                 return
-            more = min(n, size - have)
-            self._grow(stream, have, more)
-            parts[at] = have + more
+            more = min(n, size - have - copies[-1])
             n -= more
+            copies[-1] += more
+            if not n and stream.cached >= have + copies[-1]:
+                # The last may never be full, and stands in memory already.
+                self._name(lease, copies[-1] - 1)
+                return
+            self._name(lease, copies[-1])
+            if n:
+                parts.append(0)
+                copies.append(0)
 
     def give_back(self, lease: Lease, tokens: int) -> None:
         """Free all that is held; `tokens` were computed, so that what is full among it can be found again."""
-        parts, chain = lease.parts, lease.chain
-        if lease.private:
-            self._free_unnamed(lease.private)
-            lease.private = 0
-        elif parts:
+        parts, chain, copies = lease.parts, lease.chain, lease.copies
+        if parts:
             # The block at the end is not full, so nobody can find it.
-            last = len(parts) - 1
-            have = parts[last]
-            full = max(0, have - lease.blocks + tokens // self.block_size)
-            if full < have:
-                self._cut(chain[last][0], have, full)
-                parts[last] = full
+            have = parts[-1]
+            full = max(0, have + copies[-1] - lease.blocks + tokens // self.block_size)
+            if full > have:
+                self._name(lease, full - have)
+            elif full < have:
+                self._cut(chain[len(parts) - 1][0], have, full)
+                parts[-1] = full
         for i in range(len(parts) - 1, -1, -1):
+            if copies[i]:
+                self._free_unnamed(copies[i])
             if parts[i]:
                 self._release(chain[i][0], parts[i])
         parts.clear()
+        copies.clear()
         lease.blocks = 0
 
     def clear(self) -> bool:
@@ -273,15 +283,41 @@ class BlockPool:
             stream.held = n
         stream.holders[n] = stream.holders.get(n, 0) + 1
 
+    def _name(self, lease: Lease, n: int) -> None:
+        """The first `n` copies of its last stream are found from now on in place of the others, where nobody holds
+        those."""
+        stream, have = lease.chain[len(lease.parts) - 1][0], lease.parts[-1]
+        if n and stream.held <= have:
+            if stream.cached > have:
+                self._unname(stream, have + n)
+            self._grow(stream, have, n)
+            lease.parts[-1] = have + n
+            lease.copies[-1] -= n
+
+    def _unname(self, stream: Stream, upto: int) -> None:
+        """Its blocks before `upto` that nobody holds stay where they are in the queue, and cannot be found there."""
+        free = stream.free
+        while free and free[-1].lo < upto:
+            run = free[-1]
+            if run.hi > upto:  # its end is evicted first
+                self._queue.insert(self._queue.index(run) + 1, _Run(None, run.lo, upto))
+                run.lo = upto
+                break
+            run.stream = None
+            free.pop()
+
     def _grow(self, stream: Stream, have: int, more: int) -> None:
-        """Its holder of `have` blocks, all that are cached, computes `more`."""
+        """Its holder of `have` blocks, all that are held, computes `more`."""
         holders = stream.holders
         if have:
             _drop(holders, have)
         now = have + more
         holders[now] = holders.get(now, 0) + 1
-        stream.held = stream.cached = now
-        if not have and self.heard is not None and stream.key is not None:
+        stream.held = now
+        if now <= stream.cached:
+            return
+        known, stream.cached = stream.cached, now
+        if not known and self.heard is not None and stream.key is not None:
             self.heard(stream.key, True)
 
     def _cut(self, stream: Stream, have: int, full: int) -> None:
