@@ -94,8 +94,6 @@ def test_what_is_placed_by_prefix_session_and_share_is_placed_the_same_again(
 ) -> None:
     run = Placed(seed, replace(RULES, gated=gated))
     path = run.go(5).save(tmp_path_factory.mktemp("placed") / "run.jsonl")
-    calls = Counter(type(call).__name__ for call in run.sink.calls)
-    assert all(calls[name] for name in ("Offer", "End", "Ease", "CacheLost", "CacheCleared", "Reported", "EngineHere"))
     replay = Replay(Tape(path))
     found = Verdict()
     for played in replay:
@@ -128,6 +126,8 @@ def shortened(calls: list[Call]) -> None:
 @pytest.mark.parametrize("change", [kept, unspared, shortened])
 def test_a_change_of_what_is_cached_shows_where_nothing_is_gated(tmp_path: Path, change: Any) -> None:
     run = Placed(11, replace(RULES, gated=False)).go(15)
+    calls = Counter(type(call).__name__ for call in run.calls)
+    assert all(calls[name] > 5 for name in ("Ease", "CacheLost", "CacheCleared"))
     found, _ = verdict(changed(tmp_path / "run.jsonl", run, change))
     assert found.different > 0
 
