@@ -345,13 +345,13 @@ def engine_failed(why: str) -> Refusal:
     return Refusal(502, "engine_error", f"The engine failed: {why}.", outcome=Outcome.ENGINE_ERROR)
 
 
-def engine_timeout(what: str, seconds: float) -> Refusal:
-    return Refusal(504, "engine_timeout", f"The engine {what} within {seconds:g} s.", outcome=Outcome.ENGINE_TIMEOUT)
+def engine_timeout(why: str) -> Refusal:
+    return Refusal(504, "engine_timeout", f"The engine is too slow: {why}.", outcome=Outcome.ENGINE_TIMEOUT)
 
 
-def engine_cut(why: str) -> Refusal:
-    """After the first byte: spoken as an event in the stream."""
-    return Refusal(502, "engine_cut", f"The answer stopped before its end: {why}.", outcome=Outcome.ENGINE_CUT)
+def engine_cut(message: str) -> Refusal:
+    """After the first byte: spoken as an event in the stream. `message`: what the refusal would have said before it."""
+    return Refusal(502, "engine_cut", message, outcome=Outcome.ENGINE_CUT)
 
 
 def drained() -> Refusal:

@@ -301,9 +301,3 @@ def answer(body: bytes) -> Answer | None:
         return Answer() if body.lstrip()[:1] == b"{" else None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-
-
-def is_envelope(body: bytes) -> bool:
-    """Whether an error body is one that OpenAI's SDKs understand."""
-    found = chunk(body)
-    return found is not None and found.is_error

@@ -292,7 +292,7 @@ class Exchange(Attempts):
         """The engine's answer cannot be used: retry where nothing was sent, else say so and cut."""
         self._drop_call()
         if self.reply.started:
-            self.cut(Refusal(502, "engine_cut", refusal.message, outcome=Outcome.ENGINE_CUT))
+            self.cut(errors.engine_cut(refusal.message))
         else:
             self._retry(refusal)
 
