@@ -459,7 +459,8 @@ def test_the_sdk_raises_where_the_stream_carries_a_refusal(gateway: Gateway, cli
         "id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
         "choices": [{"index": 0, "delta": {"content": "half"}, "finish_reason": None}],
     }  # fmt: skip
-    body = b"data: " + json.dumps(chunk).encode() + b"\n\n" + errors.engine_cut("The engine failed: connection reset.").sse()
+    cut = errors.engine_cut("The engine failed: connection reset.").sse()
+    body = b"data: " + json.dumps(chunk).encode() + b"\n\n" + cut
     gateway.answer = (200, ((b"content-type", b"text/event-stream"),), body)
     words: list[str | None] = []
     with (

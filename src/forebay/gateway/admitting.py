@@ -122,9 +122,10 @@ class Admitting:
         policy: Admission | None = None,
         placing: Placing = _DEFAULT,
         eased: AbstractSet[str] = frozenset(),
+        tokens: TokenEstimates | None = None,
     ) -> None:
         """`policy`: one that has these rules already. `eased`: names of engines that are to get less than their share
-        now, as they come and go."""
+        now, as they come and go. `tokens`: where prompts are counted elsewhere, too."""
         self.policy = policy or Admission(rules_of(section, placing), {})
         self.gated = section.enabled
         """Whether requests wait and are refused; else they are only placed."""
@@ -144,7 +145,7 @@ class Admitting:
             self.prompt_tokens.series(name) for name in ("all", "believed_cached", "cached")
         )
         self._admits = {cls: self.decisions.series(cls.value, "admit") for cls in Class}
-        self.tokens = TokenEstimates()
+        self.tokens = tokens or TokenEstimates()
         self._loop = loop
         self._keys = 0
         self._waiting: dict[int, Place] = {}
