@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
 
 MAX_RETRY_AFTER = 60
 """Seconds. The OpenAI SDKs ignore a longer Retry-After, so a longer wait is said with `x-should-retry: false`."""
@@ -40,14 +42,16 @@ class Outcome(StrEnum):
     INTERNAL = "internal"
 
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-    429: "rate_limit_error",
-    499: "cancelled",
-}
+_TYPES: Final = MappingProxyType(
+    {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "invalid_request_error",
+        429: "rate_limit_error",
+        499: "cancelled",
+    }
+)
 
 Header = tuple[bytes, bytes]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from math import inf
 from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from forebay import errors
@@ -48,17 +49,19 @@ MOST_TOKENS: Final = 1 << 40
 """No answer is longer, whatever is said of it. Python reads a number of 400 digits, which has no float."""
 _OK: Final = Outcome.OK  # reading a member off an Enum class is slow
 _WAITING: Final = Stage.WAITING
-REASONS: Final = {
-    "slo": "The first token could not come in time: too much prefill is ahead of it",
-    "deadline_passed": "No time is left for another try",
-    "shed_kv": "The engines' KV caches are nearly full",
-    "shed_preempting": "The engines are preempting requests",
-    "queue_full": "The queue is full",
-    "queue_held_back": "The rest of the queue is kept for better classes",
-    "queue_class_full": "The class's part of the queue is full",
-    "evicted": "Its place in the queue went to a request of a better class, or of a tenant with fewer",
-    "reload": "The queue became smaller",
-}
+REASONS: Final = MappingProxyType(
+    {
+        "slo": "The first token could not come in time: too much prefill is ahead of it",
+        "deadline_passed": "No time is left for another try",
+        "shed_kv": "The engines' KV caches are nearly full",
+        "shed_preempting": "The engines are preempting requests",
+        "queue_full": "The queue is full",
+        "queue_held_back": "The rest of the queue is kept for better classes",
+        "queue_class_full": "The class's part of the queue is full",
+        "evicted": "Its place in the queue went to a request of a better class, or of a tenant with fewer",
+        "reload": "The queue became smaller",
+    }
+)
 """Why admission refuses, by code; whoever waited too long is told by `errors.waited_too_long`."""
 
 
