@@ -155,12 +155,12 @@ VOCABULARY: dict[str, Row] = {
         "The engine failed: connection reset.", Outcome.ENGINE_ERROR,
     ),
     "engine_timeout": Row(
-        errors.engine_timeout("sent no first byte", 120), 504, "api_error", "engine_timeout",
-        "The engine sent no first byte within 120 s.", Outcome.ENGINE_TIMEOUT,
+        errors.engine_timeout("sent no first byte within 120 s"), 504, "api_error", "engine_timeout",
+        "The engine is too slow: sent no first byte within 120 s.", Outcome.ENGINE_TIMEOUT,
     ),
     "engine_cut": Row(
-        errors.engine_cut("connection reset"), 502, "api_error", "engine_cut",
-        "The answer stopped before its end: connection reset.", Outcome.ENGINE_CUT,
+        errors.engine_cut("The engine failed: connection reset."), 502, "api_error", "engine_cut",
+        "The engine failed: connection reset.", Outcome.ENGINE_CUT,
     ),
     "drained": Row(
         errors.drained(), 503, "api_error", "drained",
@@ -459,12 +459,13 @@ def test_the_sdk_raises_where_the_stream_carries_a_refusal(gateway: Gateway, cli
         "id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
         "choices": [{"index": 0, "delta": {"content": "half"}, "finish_reason": None}],
     }  # fmt: skip
-    body = b"data: " + json.dumps(chunk).encode() + b"\n\n" + errors.engine_cut("connection reset").sse()
+    cut = errors.engine_cut("The engine failed: connection reset.").sse()
+    body = b"data: " + json.dumps(chunk).encode() + b"\n\n" + cut
     gateway.answer = (200, ((b"content-type", b"text/event-stream"),), body)
     words: list[str | None] = []
     with (
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True) as stream,
-        pytest.raises(openai.APIError, match=r"The answer stopped before its end: connection reset\.") as e,
+        pytest.raises(openai.APIError, match=r"The engine failed: connection reset\.") as e,
     ):
         words.extend(chunk.choices[0].delta.content for chunk in stream)
     assert words == ["half"]

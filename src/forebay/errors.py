@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
 
 MAX_RETRY_AFTER = 60
 """Seconds. The OpenAI SDKs ignore a longer Retry-After, so a longer wait is said with `x-should-retry: false`."""
@@ -40,14 +42,16 @@ class Outcome(StrEnum):
     INTERNAL = "internal"
 
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-    429: "rate_limit_error",
-    499: "cancelled",
-}
+_TYPES: Final = MappingProxyType(
+    {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "invalid_request_error",
+        429: "rate_limit_error",
+        499: "cancelled",
+    }
+)
 
 Header = tuple[bytes, bytes]
 
@@ -345,13 +349,13 @@ def engine_failed(why: str) -> Refusal:
     return Refusal(502, "engine_error", f"The engine failed: {why}.", outcome=Outcome.ENGINE_ERROR)
 
 
-def engine_timeout(what: str, seconds: float) -> Refusal:
-    return Refusal(504, "engine_timeout", f"The engine {what} within {seconds:g} s.", outcome=Outcome.ENGINE_TIMEOUT)
+def engine_timeout(why: str) -> Refusal:
+    return Refusal(504, "engine_timeout", f"The engine is too slow: {why}.", outcome=Outcome.ENGINE_TIMEOUT)
 
 
-def engine_cut(why: str) -> Refusal:
-    """After the first byte: spoken as an event in the stream."""
-    return Refusal(502, "engine_cut", f"The answer stopped before its end: {why}.", outcome=Outcome.ENGINE_CUT)
+def engine_cut(message: str) -> Refusal:
+    """After the first byte: spoken as an event in the stream. `message`: what the refusal would have said before it."""
+    return Refusal(502, "engine_cut", message, outcome=Outcome.ENGINE_CUT)
 
 
 def drained() -> Refusal:

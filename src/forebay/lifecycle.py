@@ -16,7 +16,9 @@ goes back to `held`, and is legal only before the first token. Pure: no I/O, no 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from typing import Final
 
 
 class State(Enum):
@@ -76,7 +78,7 @@ class IllegalMove(Exception):
 
 _S, _E = State, Event
 
-MOVES: dict[State, dict[Event, State]] = {
+MOVES: Final[Mapping[State, Mapping[Event, State]]] = {
     _S.RECEIVED: {
         _E.HOLD: _S.HELD,
         _E.REFUSE: _S.REFUSED,

@@ -292,7 +292,6 @@ def test_whatever_happens_the_book_adds_up_and_stays_physical(moves: list[Move])
         assert max(0, lowest) - 1e-6 <= book.backlog(now) <= sum(ahead)
         assert all(c >= 0 and math.isfinite(c) for c in book.coefficients)
         assert 0 < book.prefill_rate < math.inf
-        assert 0 <= book.utilisation <= 1
         few, most = book.quote(100, now, decoding=decoding), book.quote(5000, now, decoding=decoding)
         assert 0 < few[0] <= most[0] < math.inf
         assert 0 < few[1] < math.inf
@@ -324,14 +323,6 @@ def test_a_bound_that_lets_nobody_in_does_not_stand_for_ever() -> None:
     book.dispatched("probe", 1000, 0, at + 63)
     book.first_token("probe", at + 63 + later)
     assert book.levels[0].margin <= 1
-
-
-def test_the_utilisation_is_that_of_prefill() -> None:
-    book = TtftBook(PRIOR)
-    for i in range(400):
-        book.dispatched(i, 1000, 0, i * 0.1)
-        book.first_token(i, i * 0.1 + 0.0305)
-    assert book.utilisation == pytest.approx(10_000 / book.prefill_rate, rel=0.1)
 
 
 def test_the_pace_is_followed_within_a_few_first_tokens() -> None:

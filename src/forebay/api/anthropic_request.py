@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +36,7 @@ _LEFT_OUT: Final = frozenset(
 """Read one by one below, or of no account to an answer."""
 _AS_IT_IS: Final = frozenset({"model", "stream", "top_p", "top_k", "thinking", "cache_control", "container"})
 """The same in both APIs, or of Anthropic's own."""
-_EFFORTS: Final = {"minimal": "low", **{e: e for e in ("low", "medium", "high", "xhigh", "max")}}
+_EFFORTS: Final = MappingProxyType({"minimal": "low", **{e: e for e in ("low", "medium", "high", "xhigh", "max")}})
 _DATA_URL: Final = re.compile(
     r"data:(?P<kind>[a-z0-9.+-]+/[a-z0-9.+-]+);base64,(?P<data>.*)", re.DOTALL | re.IGNORECASE
 )

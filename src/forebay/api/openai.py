@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -148,18 +149,22 @@ _answer_decoder = msgspec.json.Decoder(Answer)
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 _WRONG_TYPE: Final = re.compile(r"Expected `(?P<wanted>[^`]+)`, got `(?P<got>[^`]+)`(?: - at `\$\.?(?P<at>[^`]*)`)?")
-_NAMES: Final = {
-    "str": "a string",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "object": "an object",
-    "array": "an array",
-    "null": "null",
-}
+_NAMES: Final = MappingProxyType(
+    {
+        "str": "a string",
+        "int": "an integer",
+        "float": "a number",
+        "bool": "true or false",
+        "object": "an object",
+        "array": "an array",
+        "null": "null",
+    }
+)
 _CLOSE_LOOK: Final = 65_536
 _EMPTY_ARRAY: Final = re.compile(rb"\[[ \t\r\n]*\]")
-_FIRST_BYTE: Final = {ord("{"): "an object", ord('"'): "a string", ord("t"): "a boolean", ord("f"): "a boolean"}
+_FIRST_BYTE: Final = MappingProxyType(
+    {ord("{"): "an object", ord('"'): "a string", ord("t"): "a boolean", ord("f"): "a boolean"}
+)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
@@ -208,12 +213,14 @@ def check_content(field: str, raw: Raw, *, kinds: bytes) -> None:
         raise errors.bad_request(f"'{field}' must not be empty.", param=field, code="missing_field")
 
 
-_FIXES: Final = {
-    "model": "the name of the model to use, see GET /v1/models",
-    "messages": 'an array such as [{"role": "user", "content": "…"}]',
-    "prompt": "a string, or an array of strings or tokens",
-    "input": "a string, or an array of strings or tokens",
-}
+_FIXES: Final = MappingProxyType(
+    {
+        "model": "the name of the model to use, see GET /v1/models",
+        "messages": 'an array such as [{"role": "user", "content": "…"}]',
+        "prompt": "a string, or an array of strings or tokens",
+        "input": "a string, or an array of strings or tokens",
+    }
+)
 
 
 def no_model() -> Refusal:
@@ -301,9 +308,3 @@ def answer(body: bytes) -> Answer | None:
         return Answer() if body.lstrip()[:1] == b"{" else None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-
-
-def is_envelope(body: bytes) -> bool:
-    """Whether an error body is one that OpenAI's SDKs understand."""
-    found = chunk(body)
-    return found is not None and found.is_error

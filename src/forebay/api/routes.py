@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -43,4 +44,4 @@ EMBEDDINGS: Final = Route(
     "embeddings", b"/v1/embeddings", "input", b'["', msgspec.json.Decoder(openai.EmbeddingBody), streams=False
 )
 
-ROUTES: Final = {r.path: r for r in (CHAT, COMPLETIONS, EMBEDDINGS)}
+ROUTES: Final = MappingProxyType({r.path: r for r in (CHAT, COMPLETIONS, EMBEDDINGS)})

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 OVERLOADED: Final = 429
 FAILED: Final = 502
-_TYPES: Final = {"overloaded": OVERLOADED, "generation": FAILED, "incomplete_generation": FAILED, "validation": 422}
+_TYPES: Final = MappingProxyType(
+    {"overloaded": OVERLOADED, "generation": FAILED, "incomplete_generation": FAILED, "validation": 422}
+)
 _MESSAGES: Final = (
     ("Model is overloaded", OVERLOADED),
     ("Request failed during generation", FAILED),

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.cli.launched import Launched, Phase
 
@@ -19,7 +20,9 @@ log = logging.getLogger("forebay.launch")
 
 EVERY = 0.25
 """Seconds between two looks."""
-_COLOURS = {Phase.HEALTHY: "green", Phase.FAILED: "red", Phase.RESTARTING: "yellow", Phase.STOPPING: "yellow"}
+_COLOURS: Final = MappingProxyType(
+    {Phase.HEALTHY: "green", Phase.FAILED: "red", Phase.RESTARTING: "yellow", Phase.STOPPING: "yellow"}
+)
 
 
 class View(Protocol):

@@ -14,7 +14,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, Final
 
 import forebay
@@ -46,27 +46,29 @@ from forebay.wire.upstream import Failure
 
 _PACKAGE: Final = Path(forebay.__file__).parent
 
-_ENDS: Final = {
-    Outcome.OK: "The client has the whole answer.",
-    Outcome.HIT: "Answered from a cache. *Not yet.*",
-    Outcome.BAD_REQUEST: "The request cannot be understood or is over a limit.",
-    Outcome.UNAUTHORIZED: "No key, or one that does not count.",
-    Outcome.FORBIDDEN: "The key does not allow it; on the admin port, a strange Host.",
-    Outcome.NOT_FOUND: "No such route, method, model or request.",
-    Outcome.RATE_LIMITED: "Too many requests of one kind.",
-    Outcome.OVERLOADED: "Contention: connections, engines or the queue are full, or a promise could not be kept.",
-    Outcome.QUOTA: "A quota is used up. *Not yet.*",
-    Outcome.NO_ENGINE: "No engine can take it.",
-    Outcome.EXPIRED: "It waited for its admission as long as its class may.",
-    Outcome.CLIENT_GONE: "The client left before the end.",
-    Outcome.CANCELLED: "`POST /v1/requests/{id}/cancel`.",
-    Outcome.ENGINE_REFUSED: "The engine answered with a 4xx of its own, which was passed on.",
-    Outcome.ENGINE_ERROR: "The engine failed before the first byte, and so did the other tries.",
-    Outcome.ENGINE_TIMEOUT: "The engine was too slow.",
-    Outcome.ENGINE_CUT: "The answer stopped after its first byte.",
-    Outcome.DRAINED: "The shutdown's deadline ended it.",
-    Outcome.INTERNAL: "A defect of the gateway; its log has the trace.",
-}
+_ENDS: Final = MappingProxyType(
+    {
+        Outcome.OK: "The client has the whole answer.",
+        Outcome.HIT: "Answered from a cache. *Not yet.*",
+        Outcome.BAD_REQUEST: "The request cannot be understood or is over a limit.",
+        Outcome.UNAUTHORIZED: "No key, or one that does not count.",
+        Outcome.FORBIDDEN: "The key does not allow it; on the admin port, a strange Host.",
+        Outcome.NOT_FOUND: "No such route, method, model or request.",
+        Outcome.RATE_LIMITED: "Too many requests of one kind.",
+        Outcome.OVERLOADED: "Contention: connections, engines or the queue are full, or a promise could not be kept.",
+        Outcome.QUOTA: "A quota is used up. *Not yet.*",
+        Outcome.NO_ENGINE: "No engine can take it.",
+        Outcome.EXPIRED: "It waited for its admission as long as its class may.",
+        Outcome.CLIENT_GONE: "The client left before the end.",
+        Outcome.CANCELLED: "`POST /v1/requests/{id}/cancel`.",
+        Outcome.ENGINE_REFUSED: "The engine answered with a 4xx of its own, which was passed on.",
+        Outcome.ENGINE_ERROR: "The engine failed before the first byte, and so did the other tries.",
+        Outcome.ENGINE_TIMEOUT: "The engine was too slow.",
+        Outcome.ENGINE_CUT: "The answer stopped after its first byte.",
+        Outcome.DRAINED: "The shutdown's deadline ended it.",
+        Outcome.INTERNAL: "A defect of the gateway; its log has the trace.",
+    }
+)
 
 
 def page() -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.config.document import Node, Path, Trouble, describe
 from forebay.config.schema import allowed, at
@@ -34,32 +35,34 @@ def explain(error: ErrorDetails, tree: Node) -> Trouble:
     return Trouble(node.line, loc, _KINDS.get(kind, error["msg"]), found(node), _allowed(loc))
 
 
-_NAME = {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "name"}
+_NAME: Final = MappingProxyType({"type": "string", "minLength": 1, "maxLength": 128, "pattern": "name"})
 
 _RANGE = "out of range"
-_KINDS = {
-    "greater_than": _RANGE,
-    "greater_than_equal": _RANGE,
-    "less_than": _RANGE,
-    "less_than_equal": _RANGE,
-    "finite_number": _RANGE,
-    "int_type": "not a whole number",
-    "int_parsing": "not a whole number",
-    "int_from_float": "not a whole number",
-    "int_parsing_size": _RANGE,
-    "float_type": "not a number",
-    "float_parsing": "not a number",
-    "bool_type": "neither true nor false",
-    "bool_parsing": "neither true nor false",
-    "string_type": "not text; put it in quotes if it is meant as text",
-    "string_too_short": "too short",
-    "string_too_long": "too long",
-    "string_pattern_mismatch": "not a name that can be used",
-    "path_type": "not a path",
-    "tuple_type": "not a list",
-    "dict_type": "not a mapping",
-    "model_type": "not a mapping",
-}
+_KINDS: Final = MappingProxyType(
+    {
+        "greater_than": _RANGE,
+        "greater_than_equal": _RANGE,
+        "less_than": _RANGE,
+        "less_than_equal": _RANGE,
+        "finite_number": _RANGE,
+        "int_type": "not a whole number",
+        "int_parsing": "not a whole number",
+        "int_from_float": "not a whole number",
+        "int_parsing_size": _RANGE,
+        "float_type": "not a number",
+        "float_parsing": "not a number",
+        "bool_type": "neither true nor false",
+        "bool_parsing": "neither true nor false",
+        "string_type": "not text; put it in quotes if it is meant as text",
+        "string_too_short": "too short",
+        "string_too_long": "too long",
+        "string_pattern_mismatch": "not a name that can be used",
+        "path_type": "not a path",
+        "tuple_type": "not a list",
+        "dict_type": "not a mapping",
+        "model_type": "not a mapping",
+    }
+)
 
 
 def _reason(error: ErrorDetails) -> str:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
@@ -42,7 +43,8 @@ Variable = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_]
 SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
 """In the name of an environment variable: its value is shown nowhere."""
 
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where one listens on all, this machine asks on loopback
+# Where one listens on all, this machine asks on loopback.
+_ANY: Final = MappingProxyType({"0.0.0.0": "127.0.0.1", "::": "::1"})  # noqa: S104
 
 
 class Launch(Section):

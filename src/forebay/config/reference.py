@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from forebay.config.document import MAX_BYTES, MAX_DEPTH
 from forebay.config.schema import NAME, Schema, allowed, at, model_schema, resolve
@@ -105,7 +106,9 @@ def _value(words: str) -> str:
     return {"a list, each ": "a list of names", "": NAME}.get(before, words) if name else words
 
 
-_COMPUTED = {"state_dir": "`$STATE_DIRECTORY/forebay`, else `$XDG_STATE_HOME/forebay`, else `~/.local/state/forebay`"}
+_COMPUTED: Final = MappingProxyType(
+    {"state_dir": "`$STATE_DIRECTORY/forebay`, else `$XDG_STATE_HOME/forebay`, else `~/.local/state/forebay`"}
+)
 
 
 def _default(key: str, field: Schema, section: bool) -> str:

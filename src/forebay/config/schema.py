@@ -6,6 +6,7 @@ also be written as `${VAR}`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -68,7 +69,7 @@ def at(path: Path) -> Schema:
     return schema
 
 
-def allowed(schema: Schema) -> str:
+def allowed(schema: Mapping[str, Any]) -> str:
     """What a value may be, in words: `a whole number from 1 to 100`. Empty where anything may be."""
     if "enum" in schema:
         return ", ".join(dict.fromkeys(map(str, schema["enum"])))
@@ -98,7 +99,7 @@ def allowed(schema: Schema) -> str:
             return ""
 
 
-def _string(schema: Schema) -> str:
+def _string(schema: Mapping[str, Any]) -> str:
     if schema.get("title") == "Address":
         return "host:port, [v6]:port or unix:/absolute/path"
     if schema.get("format") == "path":
@@ -110,7 +111,7 @@ def _string(schema: Schema) -> str:
     return f"text{length}"
 
 
-def _range(schema: Schema) -> str:
+def _range(schema: Mapping[str, Any]) -> str:
     low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     high = schema.get("maximum")
     if high is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
@@ -27,7 +28,7 @@ class Class(StrEnum):
         return _RANKS[self]
 
 
-_RANKS = {Class.VIP: 0, Class.NORMAL: 1, Class.LOW: 2}
+_RANKS: Final = MappingProxyType({Class.VIP: 0, Class.NORMAL: 1, Class.LOW: 2})
 
 
 def clash(text: str) -> PydanticCustomError:

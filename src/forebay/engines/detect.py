@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -20,36 +21,42 @@ from forebay.engines.prometheus import whose
 
 MODELS: Final = b"/v1/models"
 
-_OWNERS: Final = {
-    "vllm": EngineKind.VLLM,
-    "sglang": EngineKind.SGLANG,
-    "tensorrt_llm": EngineKind.TRTLLM,
-    "llamacpp": EngineKind.LLAMACPP,
-    "library": EngineKind.OLLAMA,
-}
-_PREFIXES: Final = {
-    "vllm:": EngineKind.VLLM,
-    "sglang:": EngineKind.SGLANG,
-    "tgi_": EngineKind.TGI,
-    "llamacpp:": EngineKind.LLAMACPP,
-    "trtllm_": EngineKind.TRTLLM,
-}
-_VENDORS: Final = {
-    "anthropic.com": EngineKind.ANTHROPIC,
-    "openai.com": EngineKind.OPENAI,
-    "openai.azure.com": EngineKind.OPENAI,
-    "mistral.ai": EngineKind.OPENAI,
-    "groq.com": EngineKind.OPENAI,
-    "deepseek.com": EngineKind.OPENAI,
-    "together.xyz": EngineKind.OPENAI,
-    "fireworks.ai": EngineKind.OPENAI,
-    "openrouter.ai": EngineKind.OPENAI,
-    "x.ai": EngineKind.OPENAI,
-    "googleapis.com": EngineKind.OPENAI,
-    "aliyuncs.com": EngineKind.OPENAI,
-    "moonshot.cn": EngineKind.OPENAI,
-    "moonshot.ai": EngineKind.OPENAI,
-}
+_OWNERS: Final = MappingProxyType(
+    {
+        "vllm": EngineKind.VLLM,
+        "sglang": EngineKind.SGLANG,
+        "tensorrt_llm": EngineKind.TRTLLM,
+        "llamacpp": EngineKind.LLAMACPP,
+        "library": EngineKind.OLLAMA,
+    }
+)
+_PREFIXES: Final = MappingProxyType(
+    {
+        "vllm:": EngineKind.VLLM,
+        "sglang:": EngineKind.SGLANG,
+        "tgi_": EngineKind.TGI,
+        "llamacpp:": EngineKind.LLAMACPP,
+        "trtllm_": EngineKind.TRTLLM,
+    }
+)
+_VENDORS: Final = MappingProxyType(
+    {
+        "anthropic.com": EngineKind.ANTHROPIC,
+        "openai.com": EngineKind.OPENAI,
+        "openai.azure.com": EngineKind.OPENAI,
+        "mistral.ai": EngineKind.OPENAI,
+        "groq.com": EngineKind.OPENAI,
+        "deepseek.com": EngineKind.OPENAI,
+        "together.xyz": EngineKind.OPENAI,
+        "fireworks.ai": EngineKind.OPENAI,
+        "openrouter.ai": EngineKind.OPENAI,
+        "x.ai": EngineKind.OPENAI,
+        "googleapis.com": EngineKind.OPENAI,
+        "aliyuncs.com": EngineKind.OPENAI,
+        "moonshot.cn": EngineKind.OPENAI,
+        "moonshot.ai": EngineKind.OPENAI,
+    }
+)
 """Domains; their hosts are the vendors'."""
 
 

@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 
 class Handover(Enum):
@@ -22,4 +24,4 @@ def handover_of(kind: str) -> Handover | None:
     return _BY_KIND.get(kind)
 
 
-_BY_KIND = {"vllm": Handover.TRANSFER_PARAMS, "sglang": Handover.BOOTSTRAP}
+_BY_KIND: Final = MappingProxyType({"vllm": Handover.TRANSFER_PARAMS, "sglang": Handover.BOOTSTRAP})

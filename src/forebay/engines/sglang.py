@@ -25,6 +25,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 import msgspec
@@ -37,7 +38,7 @@ from forebay.engines.prometheus import Metric, Sample, count, mean, pick, share,
 from forebay.engines.vllm import served
 from forebay.errors import Outcome
 
-_RANKS: Final = {Class.VIP: 1, Class.NORMAL: 0, Class.LOW: -1}
+_RANKS: Final = MappingProxyType({Class.VIP: 1, Class.NORMAL: 0, Class.LOW: -1})
 _NO_PRESSURE: Final = (b"running timeout reached", b"priority is disabled", b"embeddings")
 _BY_SCHEDULER: Final = frozenset(
     (

@@ -16,6 +16,7 @@ Gauges lag one scheduler step.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 import msgspec
@@ -28,7 +29,7 @@ from forebay.engines.prometheus import Metric, Sample, count, least, mean, pick,
 
 CONFIG: Final = "vllm:cache_config_info"
 LORA: Final = "vllm:lora_requests_info"
-_RANKS: Final = {Class.VIP: -1, Class.NORMAL: 0, Class.LOW: 1}
+_RANKS: Final = MappingProxyType({Class.VIP: -1, Class.NORMAL: 0, Class.LOW: 1})
 
 
 class VLLMAdapter(OpenAIAdapter):

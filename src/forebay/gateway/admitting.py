@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from math import inf
 from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from forebay import errors
@@ -48,17 +49,19 @@ MOST_TOKENS: Final = 1 << 40
 """No answer is longer, whatever is said of it. Python reads a number of 400 digits, which has no float."""
 _OK: Final = Outcome.OK  # reading a member off an Enum class is slow
 _WAITING: Final = Stage.WAITING
-REASONS: Final = {
-    "slo": "The first token could not come in time: too much prefill is ahead of it",
-    "deadline_passed": "No time is left for another try",
-    "shed_kv": "The engines' KV caches are nearly full",
-    "shed_preempting": "The engines are preempting requests",
-    "queue_full": "The queue is full",
-    "queue_held_back": "The rest of the queue is kept for better classes",
-    "queue_class_full": "The class's part of the queue is full",
-    "evicted": "Its place in the queue went to a request of a better class, or of a tenant with fewer",
-    "reload": "The queue became smaller",
-}
+REASONS: Final = MappingProxyType(
+    {
+        "slo": "The first token could not come in time: too much prefill is ahead of it",
+        "deadline_passed": "No time is left for another try",
+        "shed_kv": "The engines' KV caches are nearly full",
+        "shed_preempting": "The engines are preempting requests",
+        "queue_full": "The queue is full",
+        "queue_held_back": "The rest of the queue is kept for better classes",
+        "queue_class_full": "The class's part of the queue is full",
+        "evicted": "Its place in the queue went to a request of a better class, or of a tenant with fewer",
+        "reload": "The queue became smaller",
+    }
+)
 """Why admission refuses, by code; whoever waited too long is told by `errors.waited_too_long`."""
 
 
@@ -122,9 +125,10 @@ class Admitting:
         policy: Admission | None = None,
         placing: Placing = _DEFAULT,
         eased: AbstractSet[str] = frozenset(),
+        tokens: TokenEstimates | None = None,
     ) -> None:
         """`policy`: one that has these rules already. `eased`: names of engines that are to get less than their share
-        now, as they come and go."""
+        now, as they come and go. `tokens`: where prompts are counted elsewhere, too."""
         self.policy = policy or Admission(rules_of(section, placing), {})
         self.gated = section.enabled
         """Whether requests wait and are refused; else they are only placed."""
@@ -144,7 +148,7 @@ class Admitting:
             self.prompt_tokens.series(name) for name in ("all", "believed_cached", "cached")
         )
         self._admits = {cls: self.decisions.series(cls.value, "admit") for cls in Class}
-        self.tokens = TokenEstimates()
+        self.tokens = tokens or TokenEstimates()
         self._loop = loop
         self._keys = 0
         self._waiting: dict[int, Place] = {}

@@ -72,7 +72,7 @@ class Gateway:
         self.admitting: Admitting | None = None
         self.drains = Drains()
         self.aborts = Aborts()
-        self._tokens = TokenEstimates()
+        self.tokens = TokenEstimates()
         ticker.add(self.drains.sweep)
         self.disaggregating = Disaggregating(config.disaggregation, self)
         self._stalls = Stalls(self)
@@ -347,8 +347,7 @@ class Gateway:
 
     def _estimated(self, x: Exchange) -> bytes:
         """Settle by what was delivered: its prompt as tokens are estimated, its answer by the events that came."""
-        tokens = self._tokens if self.admitting is None else self.admitting.tokens
-        prompt, completion = tokens.of(x.entry.target, x.body)[0], x.events
+        prompt, completion = self.tokens.of(x.entry.target, x.body)[0], x.events
         x.series.estimated(prompt, completion)
         return b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
 

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -20,17 +21,19 @@ from forebay.ledger.records import KeyRecord
 from forebay.wire.message import Request
 
 CLASS_HEADERS: Final = (b"x-priority", b"x-user-tier")
-_CLASS_WORDS: Final = {
-    b"vip": Class.VIP,
-    b"high": Class.VIP,
-    b"premium": Class.VIP,
-    b"normal": Class.NORMAL,
-    b"default": Class.NORMAL,
-    b"standard": Class.NORMAL,
-    b"low": Class.LOW,
-    b"batch": Class.LOW,
-    b"free": Class.LOW,
-}
+_CLASS_WORDS: Final = MappingProxyType(
+    {
+        b"vip": Class.VIP,
+        b"high": Class.VIP,
+        b"premium": Class.VIP,
+        b"normal": Class.NORMAL,
+        b"default": Class.NORMAL,
+        b"standard": Class.NORMAL,
+        b"low": Class.LOW,
+        b"batch": Class.LOW,
+        b"free": Class.LOW,
+    }
+)
 MAX_ADDRESSES: Final = 10_000
 MAX_KEY: Final = 512
 

@@ -21,7 +21,7 @@ from forebay.gateway.admitting import facts_of
 from forebay.gateway.legs import Fields, Legs, Release
 from forebay.gateway.prompts import NOTHING, prompts_of
 from forebay.gateway.roles import serves_alone
-from forebay.gateway.tokens import Counted, TokenEstimates
+from forebay.gateway.tokens import Counted
 from forebay.policy.disaggregation import Disaggregation, SplitRules, Whole
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ _fields: Final = msgspec.json.Decoder(Fields)
 
 
 class Disaggregating:
-    """Mutable state: the policy, the attempts in two calls that have no content yet, the releases under way, and, where
-    admission does not count prompts, the estimates of their tokens."""
+    """Mutable state: the policy, the attempts in two calls that have no content yet, and the releases under way."""
 
     def __init__(self, section: Section, gateway: Gateway) -> None:
         self.policy = Disaggregation(rules_of(section))
@@ -54,7 +53,6 @@ class Disaggregating:
         self.gateway = gateway
         self.first_byte = gateway.config.timeouts.first_byte
         self._split, self._whole = self.decisions.series("prefill_engine"), self.decisions.series("whole")
-        self._tokens = TokenEstimates()
         self._keys = 0
         self._ticking = False
 
@@ -99,7 +97,7 @@ class Disaggregating:
         if ask is not None:
             tokens = ask.prompt_tokens
         else:
-            tokens, counted = self._tokens.of(x.entry.target, x.body)
+            tokens, counted = self.gateway.tokens.of(x.entry.target, x.body)
         whole = self._whole_on(x, decode, tokens, now)
         fields: Fields | None = None
         split = None
@@ -159,7 +157,7 @@ class Disaggregating:
         """What an engine counted of a prompt that was estimated here."""
         usage = x.usage
         if counted is not NOTHING and usage is not None and usage.prompt_tokens is not None and usage.prompt_tokens > 0:
-            self._tokens.learn(x.entry.target, counted, usage.prompt_tokens)
+            self.gateway.tokens.learn(x.entry.target, counted, usage.prompt_tokens)
 
     # --- time-outs ---------------------------------------------------------------------------------------------------
 

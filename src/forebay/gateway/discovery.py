@@ -12,6 +12,7 @@ import logging
 import random
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,11 +24,13 @@ log = logging.getLogger("forebay.engines")
 
 LOOK_UP: Final = 10.0
 """Seconds an answer may take."""
-_FAMILIES: Final = {
-    Discover.DNS: socket.AF_UNSPEC,
-    Discover.DNS4: socket.AF_INET,
-    Discover.DNS6: socket.AF_INET6,
-}
+_FAMILIES: Final = MappingProxyType(
+    {
+        Discover.DNS: socket.AF_UNSPEC,
+        Discover.DNS4: socket.AF_INET,
+        Discover.DNS6: socket.AF_INET6,
+    }
+)
 
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 """The addresses of a host in an address family; raises OSError."""

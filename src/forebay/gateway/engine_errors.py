@@ -6,7 +6,7 @@ from typing import Final
 
 from forebay import errors
 from forebay.api import openai
-from forebay.errors import Outcome, Refusal
+from forebay.errors import Refusal
 from forebay.wire.head import Header
 from forebay.wire.upstream import Failure
 
@@ -17,7 +17,7 @@ def refusal_of(failure: Failure, detail: str) -> Refusal:
     if failure is Failure.FULL:
         return errors.overloaded("engine_connections", "All connections to the engine are in use.", 1.0)
     if failure in TIMEOUTS:
-        return Refusal(504, "engine_timeout", f"The engine is too slow: {detail}.", outcome=Outcome.ENGINE_TIMEOUT)
+        return errors.engine_timeout(detail)
     return errors.engine_failed(detail or failure.value)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from types import MappingProxyType
 from typing import Final
 
 from forebay import errors
@@ -36,18 +37,20 @@ _SETTLED: Final = State.SETTLED
 _OK: Final = Outcome.OK
 # The stretch that most requests walk last, looked up once.
 _DONE: Final = walk(DISPATCHED, Event.COMPLETE, Event.SETTLE)
-_ENDS: Final = {
-    Outcome.OK: Event.COMPLETE,
-    Outcome.ENGINE_REFUSED: Event.COMPLETE,
-    Outcome.EXPIRED: Event.EXPIRE,
-    Outcome.CLIENT_GONE: Event.CANCEL,
-    Outcome.CANCELLED: Event.CANCEL,
-    Outcome.ENGINE_ERROR: Event.FAIL,
-    Outcome.ENGINE_TIMEOUT: Event.FAIL,
-    Outcome.ENGINE_CUT: Event.FAIL,
-    Outcome.DRAINED: Event.FAIL,
-    Outcome.INTERNAL: Event.FAIL,
-}
+_ENDS: Final = MappingProxyType(
+    {
+        Outcome.OK: Event.COMPLETE,
+        Outcome.ENGINE_REFUSED: Event.COMPLETE,
+        Outcome.EXPIRED: Event.EXPIRE,
+        Outcome.CLIENT_GONE: Event.CANCEL,
+        Outcome.CANCELLED: Event.CANCEL,
+        Outcome.ENGINE_ERROR: Event.FAIL,
+        Outcome.ENGINE_TIMEOUT: Event.FAIL,
+        Outcome.ENGINE_CUT: Event.FAIL,
+        Outcome.DRAINED: Event.FAIL,
+        Outcome.INTERNAL: Event.FAIL,
+    }
+)
 
 
 class Exchange(Attempts):
@@ -292,7 +295,7 @@ class Exchange(Attempts):
         """The engine's answer cannot be used: retry where nothing was sent, else say so and cut."""
         self._drop_call()
         if self.reply.started:
-            self.cut(Refusal(502, "engine_cut", refusal.message, outcome=Outcome.ENGINE_CUT))
+            self.cut(errors.engine_cut(refusal.message))
         else:
             self._retry(refusal)
 

@@ -256,8 +256,7 @@ class Legs:
         elif sink is not None:
             sink.leave()
             prefill = self._prefilled()
-            text = f"The engine is too slow: no prefill within {owner.policy.rules.longest:g} s."
-            refusal = Refusal(504, "engine_timeout", text, outcome=Outcome.ENGINE_TIMEOUT)
+            refusal = errors.engine_timeout(f"no prefill within {owner.policy.rules.longest:g} s")
             self._prefill_failed(prefill, "prefill_timeout", refusal)
         elif not (isinstance(x.call, UpstreamConnection) and x.call.begun):
             x.on_fail(Failure.FIRST_BYTE_TIMEOUT, f"sent no content within {owner.first_byte:g} s")

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +28,9 @@ BACKLOG: Final = 256
 MAX_PIECE: Final = 1 << 20
 
 _encode = msgspec.json.Encoder().encode
-_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LEVELS: Final = MappingProxyType(
+    {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+)
 
 
 class LogWriter:

@@ -75,8 +75,10 @@ class Worker:
         if admission.enabled:
             rules = rules_of(admission, placing)
             policy, recorder = recorded(admission.record, admission.record_bytes, rules, loop)
-        admitting = fleet.watcher = gateway.admitting = Admitting(admission, loop, policy, placing, fleet.eased)
-        tokens = admitting.tokens
+        admitting = fleet.watcher = gateway.admitting = Admitting(
+            admission, loop, policy, placing, fleet.eased, gateway.tokens
+        )
+        tokens = gateway.tokens
         tokenizers = {name: model.tokenizer for name, model in config.models.items() if model.tokenizer}
         tokens.exact = ExactCounts.load(tokenizers, loop, tokens.learn)
         admitting.feeds = fleet.feeds = KvFeeds(ToPolicy(admitting.policy, time.monotonic), tasks, time.monotonic)

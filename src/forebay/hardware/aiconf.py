@@ -28,7 +28,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from .catalogue import find_gpu
 from .comm import Ranks, logits_seconds, step_seconds
@@ -52,23 +53,29 @@ _KVS = (16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 163
 BESIDE = 1.5
 _FLASH_ATTENTION_2 = frozenset({"a100_sxm", "a100_pcie", "l40s", "l4", "a10", "a30", "rtx_4090", "rtx_pro_6000"})
 
-_SYSTEMS = {"rtx_pro_6000": "rtx_pro_6000_server"}
-_CURVES = {
-    "dense": "tokens",
-    "collectives": "tokens",
-    "decode_dense": "n",
-    "decode_collectives": "n",
-    "sequences": "n",
-}
-_GEMM = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8", "int8": "sq", "int4": "int4_wo", "nvfp4": "nvfp4"}
-_EXPERTS = {
-    "bf16": "bfloat16",
-    "fp16": "bfloat16",
-    "fp8": "fp8",
-    "int4": "int4_wo",
-    "nvfp4": "nvfp4",
-    "mxfp4": "w4a16_mxfp4",
-}
+_SYSTEMS: Final = MappingProxyType({"rtx_pro_6000": "rtx_pro_6000_server"})
+_CURVES: Final = MappingProxyType(
+    {
+        "dense": "tokens",
+        "collectives": "tokens",
+        "decode_dense": "n",
+        "decode_collectives": "n",
+        "sequences": "n",
+    }
+)
+_GEMM: Final = MappingProxyType(
+    {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8", "int8": "sq", "int4": "int4_wo", "nvfp4": "nvfp4"}
+)
+_EXPERTS: Final = MappingProxyType(
+    {
+        "bf16": "bfloat16",
+        "fp16": "bfloat16",
+        "fp8": "fp8",
+        "int4": "int4_wo",
+        "nvfp4": "nvfp4",
+        "mxfp4": "w4a16_mxfp4",
+    }
+)
 
 
 class MissingPackage(ImportError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from .catalogue import UnknownGpu, UnknownModel, find_gpu, find_model
 from .comm import Ranks, logits_seconds, step_seconds
@@ -16,9 +17,9 @@ from .skew import load_skew
 from .tables import CAPTURE_SIZES, Curve, Decode, MeasuredSteps, Mixed, Prefill
 
 _ONCE = ("embedding", "final_layernorm")
-_EACH = {"layernorm": 2, "qkv_proj": 1, "qk_norm": 1, "rotary_emb": 1, "o_proj": 1}
+_EACH: Final = MappingProxyType({"layernorm": 2, "qkv_proj": 1, "qk_norm": 1, "rotary_emb": 1, "o_proj": 1})
 """Layers of every block, and how often (LLMServingSim, profiler/models/*.yaml, `sequence`)."""
-_MLP = {"gate_up_proj": 1, "act_fn": 1, "down_proj": 1}
+_MLP: Final = MappingProxyType({"gate_up_proj": 1, "act_fn": 1, "down_proj": 1})
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _US = 1e-6
 _MAX_META = 1 << 20

@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from forebay.hardware.files import opened
@@ -110,12 +111,14 @@ class FittedProfile:
         _check(self)
 
 
-_AXES: Final = {
-    "sequences": "sequences that decode",
-    "context": "KV tokens in sum",
-    "tokens": "tokens in a step",
-    "chunk_context": "KV tokens before the end of a chunk",
-}
+_AXES: Final = MappingProxyType(
+    {
+        "sequences": "sequences that decode",
+        "context": "KV tokens in sum",
+        "tokens": "tokens in a step",
+        "chunk_context": "KV tokens before the end of a chunk",
+    }
+)
 
 
 class FittedStepTime:
@@ -220,13 +223,15 @@ def curve_at(curve: Sequence[tuple[int, float]], tokens: int) -> float:
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-_UNITS: Final = {
-    "curve": "[tokens of the step, s]",
-    "per_sequence": "s for each sequence that samples a token",
-    "per_chunk": "s for each chunk of prefill",
-    "per_context_token": "s for each KV token of the sequences that decode",
-    "per_attention_pair": "s for tokens × (context + tokens / 2) of each chunk of prefill",
-}
+_UNITS: Final = MappingProxyType(
+    {
+        "curve": "[tokens of the step, s]",
+        "per_sequence": "s for each sequence that samples a token",
+        "per_chunk": "s for each chunk of prefill",
+        "per_context_token": "s for each KV token of the sequences that decode",
+        "per_attention_pair": "s for tokens × (context + tokens / 2) of each chunk of prefill",
+    }
+)
 
 
 def load_fitted(path: str | Path, strict: bool = False) -> FittedStepTime:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -28,7 +29,7 @@ MAX_MODELS: Final = 256
 
 _NAME = TypeAdapter(Name)
 _DURATION = re.compile(r"(\d{1,9})\s*([smhdw])")
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_UNITS: Final = MappingProxyType({"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800})
 _FAR = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 
 

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from types import MappingProxyType
 from typing import Final
 
 from forebay.hardware.fitted import EngineFacts, FittedError, FittedProfile, Ranges, curve_at
@@ -21,7 +22,7 @@ from forebay.plan.calibrate_fit import CannotFit, Fit, Sample, fit
 from forebay.plan.calibrate_sweep import PointFailed, Sweep, Words, longest, points_for
 from forebay.plan.target import LoadError, Target, models
 
-NEEDED: Final = {"prefill": 2, "decode": 1}
+NEEDED: Final = MappingProxyType({"prefill": 2, "decode": 1})
 """Points of each axis without which there is no fit."""
 BUDGET_SHARE: Final = 0.15
 """Of the time, after which the token budget is searched for no further."""

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic, process_time
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
@@ -412,16 +413,18 @@ class _Shot(WholeInParts):
         self._load.ended(self, error)
 
 
-_FAILURES: Final = {
-    Failure.FULL: "client_full",
-    Failure.CONNECT: "connect",
-    Failure.CONNECT_TIMEOUT: "connect_timeout",
-    Failure.TLS: "tls",
-    Failure.RESET: "reset",
-    Failure.FIRST_BYTE_TIMEOUT: "timeout",
-    Failure.IDLE_TIMEOUT: "timeout",
-    Failure.CUT: "cut",
-}
+_FAILURES: Final = MappingProxyType(
+    {
+        Failure.FULL: "client_full",
+        Failure.CONNECT: "connect",
+        Failure.CONNECT_TIMEOUT: "connect_timeout",
+        Failure.TLS: "tls",
+        Failure.RESET: "reset",
+        Failure.FIRST_BYTE_TIMEOUT: "timeout",
+        Failure.IDLE_TIMEOUT: "timeout",
+        Failure.CUT: "cut",
+    }
+)
 
 
 class _Error(msgspec.Struct):

@@ -6,6 +6,7 @@ import json
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import shown as printable
@@ -22,7 +23,7 @@ MOST_TEXT: Final = 4_000
 """Of one on a page."""
 BESIDE: Final = 5
 """Runs beside one another in a terminal's table; more go below."""
-_TREND: Final = {1: "better", -1: "worse", 0: "even"}
+_TREND: Final = MappingProxyType({1: "better", -1: "worse", 0: "even"})
 
 
 def html(document: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf, isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import forebay
@@ -281,10 +282,10 @@ _PLAIN: Final = frozenset({"gpu", "model", "placement", "batching", "preemption"
 """Their values say by themselves what they are."""
 _OVER: Final = ("model", "gpu", "dtype", "kv_dtype")
 """Of `Wanted`, what a profile says by itself; given beside one, it is a part of the run's name."""
-_ALIASES: Final = {"num_gpu_blocks": "num_blocks", "tensor_parallel_size": "tp"}
-_ENGINE: Final = {
-    "scheduling_policy" if f.name == "policy" else f.name: f.name for f in fields(EngineSettings) if f.name != "role"
-}
+_ALIASES: Final = MappingProxyType({"num_gpu_blocks": "num_blocks", "tensor_parallel_size": "tp"})
+_ENGINE: Final = MappingProxyType(
+    {"scheduling_policy" if f.name == "policy" else f.name: f.name for f in fields(EngineSettings) if f.name != "role"}
+)
 """Names of the engine's fields here. Its `policy` is not the gateway's (vLLM: --scheduling-policy); its role follows
 from decode_engines."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from forebay.errors import shown
@@ -20,7 +21,7 @@ from forebay.sim.settings import EngineSettings
 GPU: Final = "h100_sxm"
 MODEL: Final = "llama-3.1-8b"
 """What is simulated where neither a profile nor anything else says."""
-_DEFAULTS: Final[Mapping[str, Any]] = {f.name: f.default for f in fields(EngineSettings)}
+_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({f.name: f.default for f in fields(EngineSettings)})
 
 
 _OF_THE_ENGINE: Final = ("enforce_eager", "gpu_memory_utilization")

@@ -239,10 +239,6 @@ class KvBook:
         claim = self._claim + self._answers * (self.block_size - 1)
         return claim + self.z * sqrt(self._variance) > room * self.block_size
 
-    def free_blocks(self, ceiling_share: float) -> float:
-        """Blocks under this share of the capacity at the predicted worst moment; below 0 where it is passed."""
-        return ceiling_share * self.capacity_blocks - self.peak()
-
     def peak_with(
         self,
         prompt_tokens: int,

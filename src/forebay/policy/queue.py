@@ -295,12 +295,9 @@ class WaitingRoom:
         """How many go before it, were nobody else to come. Raises KeyError where it does not wait."""
         return self.ahead(ask)[0]
 
-    def ahead_tokens(self, ask: Ask) -> int:
-        """Prompt tokens of those who go before it. Raises KeyError where it does not wait."""
-        return round(self.ahead(ask)[1])
-
     def ahead(self, ask: Ask) -> tuple[int, float]:
-        """Both, at the price of one: about 0.15 µs for each tenant of its class that waits, up to 128 of them."""
+        """How many go before it, and their prompt tokens: about 0.15 µs for each tenant of its class that waits, up to
+        128 of them. Raises KeyError where it does not wait."""
         slot = self._slots[ask.key]
         return self._with_better(slot.band, *slot.band.ahead(slot))
 
@@ -339,11 +336,6 @@ class WaitingRoom:
     @property
     def tokens(self) -> int:
         return sum([band.tokens for band in self._bands.values()])
-
-    @property
-    def fill(self) -> float:
-        """The share of the room that is filled, by requests or by tokens, whichever is more."""
-        return self._share(len(self._slots), self.tokens)
 
     def first(self) -> Ask | None:
         """Of those who wait, who came first."""

@@ -70,8 +70,6 @@ _ENOUGH: Final = 500
 costs as much as a decision."""
 _STALE: Final = 60.0
 """Seconds after which what the last first tokens said of pace and margin is no longer held against an engine."""
-_WINDOW: Final = 10.0
-"""Seconds of memory of `utilisation`."""
 _PRIOR: Final = 1.0
 """Margin before a hundred first tokens were seen, in scales."""
 _LEAST_SCALE: Final = 1e-9
@@ -156,7 +154,6 @@ class TtftBook:
         "_pace",
         "_pair",
         "_pairs",
-        "_served",
         "_step",
         "levels",
         "overall",
@@ -198,7 +195,6 @@ class TtftBook:
         self._batch = 0.0  # the same, longer contexts counted as more sequences
         self._last = -inf
         self._asked = [inf] * len(LEVELS)  # since when each level is quoted without a dispatch
-        self._served = 0.0
         self._doubt = _AT_FIRST
         self._outcomes = 0
         self.rate = 0.0
@@ -217,11 +213,6 @@ class TtftBook:
     def full_step(self) -> float:
         """Seconds of a full step with prefill, beside as many decodes as there last were."""
         return self._step
-
-    @property
-    def utilisation(self) -> float:
-        """Share of that rate which was used in the last ten seconds, as of the last first token; 0 to 1."""
-        return min(1.0, self._served / _WINDOW / self.rate)
 
     @property
     def coefficients(self) -> Five:
@@ -400,8 +391,6 @@ class TtftBook:
         if flight is None:
             return
         self._remove(flight)
-        passed = now - self._last
-        self._served = (self._served * exp(-passed / _WINDOW) if passed > 0 else self._served) + flight.tokens
         self._last = now
         took = max(now - flight.at, 1e-6)
         self._learn(flight.seen, took)

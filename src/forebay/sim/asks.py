@@ -53,7 +53,6 @@ class Generation:
     """None: no logprobs; 0: those of the chosen tokens only."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: Any = None
-    parallel_tools: bool = True
     last_user: str = ""
     after_tool: bool = False
     """The conversation ends with a tool's result, so words follow."""
@@ -335,7 +334,6 @@ def read_generation(
         top_logprobs=top_logprobs,
         tools=tools,
         tool_choice=choice,
-        parallel_tools=fields.boolean("parallel_tool_calls", True),
         last_user=_text_of(users[-1].get("content")) if users else "",
         after_tool=bool(messages) and messages[-1].get("role") == "tool",
         response_format=response_format,

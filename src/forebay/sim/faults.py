@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final
 
 MAX_FAULTS: Final = 64
@@ -79,47 +80,49 @@ class _Shape:
     whole: bool = True
 
 
-SHAPES: Final[dict[Kind, _Shape]] = {
-    Kind.ERROR: _Shape("answer with this status (error=503:{...} also gives the body)", 400, 599, 500),
-    Kind.REFUSE: _Shape("refuse connections for so many seconds, from now", 0.001, 3600, 5, whole=False),
-    Kind.RESET: _Shape("reset the connection before the head", takes=False),
-    Kind.STALL: _Shape(
-        "nothing before so many seconds have passed; without a number, never", 0, 86_400, math.inf, whole=False
-    ),
-    Kind.STALL_AFTER: _Shape("nothing more after so many tokens", 0, 1_000_000),
-    Kind.CUT: _Shape("close after so many tokens", 0, 1_000_000),
-    Kind.RESET_AFTER: _Shape("reset after so many tokens", 0, 1_000_000),
-    Kind.ERROR_EVENT: _Shape("an error event after so many tokens, then [DONE]", 0, 1_000_000),
-    Kind.GARBAGE: _Shape("bytes that are no HTTP", takes=False),
-    Kind.SHORT_LENGTH: _Shape("Content-Length is so many bytes less than the body", 1, 1_000_000, 10),
-    Kind.LONG_LENGTH: _Shape("Content-Length is so many bytes more than the body, then close", 1, 1_000_000, 10),
-    Kind.HUGE_ERROR: _Shape("a 500 with a body of so many MB", 1, MAX_MEGABYTES, 100),
-    Kind.SLOW_BYTES: _Shape("one byte at a time, so many milliseconds apart", 0, 60_000, 1, whole=False),
-    Kind.GZIP: _Shape("a gzip body nobody asked for", takes=False),
-    Kind.OVERLOAD_503: _Shape("503 as of a full queue", takes=False),
-    Kind.OVERLOAD_429: _Shape("429 with this Retry-After in seconds", 0, 86_400, 1),
-    Kind.SSE_CRLF: _Shape("event lines end in CRLF", takes=False),
-    Kind.SSE_CR: _Shape("event lines end in CR", takes=False),
-    Kind.SPLIT_UTF8: _Shape("words beyond ASCII, cut inside their characters", takes=False),
-    Kind.TOOL_WHOLE: _Shape("a whole tool call in one delta", takes=False),
-    Kind.TOOL_NO_ID: _Shape("tool arguments without the call's id", takes=False),
-    Kind.TOOL_EMPTY: _Shape("a tool call whose arguments are empty", takes=False),
-    Kind.TOOL_FINISH: _Shape("content and finish_reason in the delta of the tool call", takes=False),
-    Kind.NO_USAGE: _Shape("usage left out, in streams and whole answers", takes=False),
-    Kind.ROLE_WAIT: _Shape("the role chunk at once, then so many seconds of nothing", 0, 86_400, whole=False),
-    Kind.WRONG_MODEL: _Shape("the answer names a model nobody asked for", takes=False),
-    Kind.AFTER_DONE: _Shape("so many chunks after [DONE]", 1, 1_000_000, 1),
-    Kind.HTML: _Shape("an HTML page with this status", 200, 599, 200),
-    Kind.CLOSE_IDLE: _Shape("the connection closes after the answer, which does not say so", takes=False),
-    Kind.RESTART: _Shape(
-        "die now, be down for so many seconds, come back with an empty cache", 0, 3600, 0, whole=False
-    ),
-    Kind.KV_SIZE: _Shape("restart now with a KV cache of so many tokens", 1, 1e12),
-    Kind.CLEAR_CACHE: _Shape("forget the prefix cache now, if no request is in it", takes=False),
-    Kind.OTHER_METRICS: _Shape("the metrics page is another engine's", takes=False),
-    Kind.HTML_METRICS: _Shape("the metrics page is HTML", takes=False),
-    Kind.DEAF: _Shape("connections are accepted and no request is answered, but those of /control", takes=False),
-}
+SHAPES: Final[Mapping[Kind, _Shape]] = MappingProxyType(
+    {
+        Kind.ERROR: _Shape("answer with this status (error=503:{...} also gives the body)", 400, 599, 500),
+        Kind.REFUSE: _Shape("refuse connections for so many seconds, from now", 0.001, 3600, 5, whole=False),
+        Kind.RESET: _Shape("reset the connection before the head", takes=False),
+        Kind.STALL: _Shape(
+            "nothing before so many seconds have passed; without a number, never", 0, 86_400, math.inf, whole=False
+        ),
+        Kind.STALL_AFTER: _Shape("nothing more after so many tokens", 0, 1_000_000),
+        Kind.CUT: _Shape("close after so many tokens", 0, 1_000_000),
+        Kind.RESET_AFTER: _Shape("reset after so many tokens", 0, 1_000_000),
+        Kind.ERROR_EVENT: _Shape("an error event after so many tokens, then [DONE]", 0, 1_000_000),
+        Kind.GARBAGE: _Shape("bytes that are no HTTP", takes=False),
+        Kind.SHORT_LENGTH: _Shape("Content-Length is so many bytes less than the body", 1, 1_000_000, 10),
+        Kind.LONG_LENGTH: _Shape("Content-Length is so many bytes more than the body, then close", 1, 1_000_000, 10),
+        Kind.HUGE_ERROR: _Shape("a 500 with a body of so many MB", 1, MAX_MEGABYTES, 100),
+        Kind.SLOW_BYTES: _Shape("one byte at a time, so many milliseconds apart", 0, 60_000, 1, whole=False),
+        Kind.GZIP: _Shape("a gzip body nobody asked for", takes=False),
+        Kind.OVERLOAD_503: _Shape("503 as of a full queue", takes=False),
+        Kind.OVERLOAD_429: _Shape("429 with this Retry-After in seconds", 0, 86_400, 1),
+        Kind.SSE_CRLF: _Shape("event lines end in CRLF", takes=False),
+        Kind.SSE_CR: _Shape("event lines end in CR", takes=False),
+        Kind.SPLIT_UTF8: _Shape("words beyond ASCII, cut inside their characters", takes=False),
+        Kind.TOOL_WHOLE: _Shape("a whole tool call in one delta", takes=False),
+        Kind.TOOL_NO_ID: _Shape("tool arguments without the call's id", takes=False),
+        Kind.TOOL_EMPTY: _Shape("a tool call whose arguments are empty", takes=False),
+        Kind.TOOL_FINISH: _Shape("content and finish_reason in the delta of the tool call", takes=False),
+        Kind.NO_USAGE: _Shape("usage left out, in streams and whole answers", takes=False),
+        Kind.ROLE_WAIT: _Shape("the role chunk at once, then so many seconds of nothing", 0, 86_400, whole=False),
+        Kind.WRONG_MODEL: _Shape("the answer names a model nobody asked for", takes=False),
+        Kind.AFTER_DONE: _Shape("so many chunks after [DONE]", 1, 1_000_000, 1),
+        Kind.HTML: _Shape("an HTML page with this status", 200, 599, 200),
+        Kind.CLOSE_IDLE: _Shape("the connection closes after the answer, which does not say so", takes=False),
+        Kind.RESTART: _Shape(
+            "die now, be down for so many seconds, come back with an empty cache", 0, 3600, 0, whole=False
+        ),
+        Kind.KV_SIZE: _Shape("restart now with a KV cache of so many tokens", 1, 1e12),
+        Kind.CLEAR_CACHE: _Shape("forget the prefix cache now, if no request is in it", takes=False),
+        Kind.OTHER_METRICS: _Shape("the metrics page is another engine's", takes=False),
+        Kind.HTML_METRICS: _Shape("the metrics page is HTML", takes=False),
+        Kind.DEAF: _Shape("connections are accepted and no request is answered, but those of /control", takes=False),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

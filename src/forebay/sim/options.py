@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 from argparse import BooleanOptionalAction
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from forebay.errors import shown
@@ -220,7 +222,7 @@ def settings_of(args: Options) -> Settings:
     )
 
 
-_ROLES: Final[dict[str, Role]] = {"null": "null", "prefill": "prefill", "decode": "decode"}
+_ROLES: Final[Mapping[str, Role]] = MappingProxyType({"null": "null", "prefill": "prefill", "decode": "decode"})
 _OF_SGLANG: Final = (
     "enable_priority_scheduling",
     "schedule_low_priority_values_first",
@@ -269,15 +271,17 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-_FIELDS: Final = {
-    "num_blocks": "num_gpu_blocks_override",
-    "policy": "scheduling_policy",
-    "preemption": "preemption_mode",
-    "speculative_tokens": "spec_tokens",
-    "acceptance": "spec_acceptance",
-    "draft_seconds": "spec_draft_seconds",
-    "transfer_latency": "kv_transfer_latency",
-}
+_FIELDS: Final = MappingProxyType(
+    {
+        "num_blocks": "num_gpu_blocks_override",
+        "policy": "scheduling_policy",
+        "preemption": "preemption_mode",
+        "speculative_tokens": "spec_tokens",
+        "acceptance": "spec_acceptance",
+        "draft_seconds": "spec_draft_seconds",
+        "transfer_latency": "kv_transfer_latency",
+    }
+)
 """EngineSettings' fields that have another name on the command line."""
 
 

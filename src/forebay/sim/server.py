@@ -7,9 +7,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -41,13 +42,15 @@ log = logging.getLogger("forebay.sim")
 _MAX_ID: Final = 128
 _TOOL_KINDS: Final = frozenset({Kind.TOOL_WHOLE, Kind.TOOL_NO_ID, Kind.TOOL_EMPTY, Kind.TOOL_FINISH})
 _OTHER_MODEL: Final = "forebay-other"
-_LOOKUP: Final[dict[str, Any]] = {
-    "type": "function",
-    "function": {
-        "name": "lookup",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}, "day": {"type": "integer"}}},
-    },
-}
+_LOOKUP: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "parameters": {"type": "object", "properties": {"place": {"type": "string"}, "day": {"type": "integer"}}},
+        },
+    }
+)
 _CONTROL: Final = b"server: forebay\r\ncontent-type: application/json\r\n"
 
 
@@ -221,7 +224,7 @@ class EngineServer:
             return
         ask = face.read(request)
         if fault is not None and fault.kind in _TOOL_KINDS and ask.chat and not ask.tools:
-            ask.tools, ask.tool_choice = [_LOOKUP], "required"
+            ask.tools, ask.tool_choice = [dict(_LOOKUP)], "required"
         try:
             face.admit(ask)
             strange = fault is not None and fault.kind is Kind.SPLIT_UTF8

@@ -5,13 +5,13 @@ A *block* is rendered header lines, each ending in CRLF, without the empty line 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Final
 
 Header = tuple[bytes, bytes]
 
-STATUS_LINES: Final[dict[int, bytes]] = {
+STATUS_LINES: Final[Mapping[int, bytes]] = {
     s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode("latin-1")) for s in HTTPStatus
 }
 

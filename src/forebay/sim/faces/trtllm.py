@@ -7,6 +7,7 @@ and is emptied by reading (`enable_iter_perf_stats`); Prometheus' page is /prome
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import uuid4
 
@@ -51,10 +52,12 @@ _CHAT: Final = frozenset(
         "mm_processor_kwargs"
     )
 )
-_FIELDS: Final = {
-    True: _COMMON | _CHAT,
-    False: _COMMON | frozenset(("prompt", "suffix", "return_context_logits", "detokenize")),
-}
+_FIELDS: Final = MappingProxyType(
+    {
+        True: _COMMON | _CHAT,
+        False: _COMMON | frozenset(("prompt", "suffix", "return_context_logits", "detokenize")),
+    }
+)
 """openai_protocol.py `ChatCompletionRequest`, `CompletionRequest`: any other field is refused."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -51,7 +52,7 @@ RUN: Final = Format("vllm", "requests of a vLLM run, JSONL", vllm_run.FIELDS, fr
 BATCH: Final = Format("batch", "OpenAI batch JSONL", batch.FIELDS, frozenset({"custom_id", "body"}))
 OWN: Final = Format("jsonl", "Forebay's JSONL", own.FIELDS, frozenset({"prompt_tokens", "output_tokens", "arrival"}))
 
-FORMATS: Final = {form.name: form for form in (AZURE, MOONCAKE, OWN, BATCH, RUN)}
+FORMATS: Final = MappingProxyType({form.name: form for form in (AZURE, MOONCAKE, OWN, BATCH, RUN)})
 
 
 def recognise(first: bytes) -> Format:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from forebay.errors import shown
@@ -185,14 +186,16 @@ def _burst(settings: Settings) -> Arrivals:
     return AtOnce()
 
 
-_ARRIVALS: Final[dict[str, Callable[[Settings], Arrivals]]] = {
-    "poisson": _poisson,
-    "gamma": _gamma,
-    "constant": _even,
-    "onoff": _onoff,
-    "diurnal": _diurnal,
-    "burst": _burst,
-}
+_ARRIVALS: Final[Mapping[str, Callable[[Settings], Arrivals]]] = MappingProxyType(
+    {
+        "poisson": _poisson,
+        "gamma": _gamma,
+        "constant": _even,
+        "onoff": _onoff,
+        "diurnal": _diurnal,
+        "burst": _burst,
+    }
+)
 
 
 def _lengths(settings: Settings) -> Lengths:

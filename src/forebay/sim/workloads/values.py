@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Final, NoReturn, TypeVar
 
 from forebay.errors import shown
@@ -13,7 +14,7 @@ from forebay.sim.workloads.errors import WorkloadError
 
 T = TypeVar("T")
 _DURATION: Final = re.compile(r"([0-9.eE+-]+?)(ms|s|m|h|d|)")
-_UNITS: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_UNITS: Final = MappingProxyType({"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0})
 _EXACT: Final = 1 << 53
 _CALL: Final = re.compile(r"([a-z]+)\((.*)\)", re.DOTALL)
 DISTRIBUTIONS: Final = "N, uniform(LOW;HIGH), lognormal(MEDIAN;SIGMA[;MOST]), exp(MEAN), geometric(MEAN), cdf(FILE)"
