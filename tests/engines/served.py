@@ -24,8 +24,12 @@ class Pages:
         self.heads: list[str] = []
         self.port = 0
         self.hook: Callable[[str], None] = lambda path: None
+        self.serving: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving.add(task)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -40,6 +44,7 @@ class Pages:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.serving.discard(task)
             writer.close()
 
 
@@ -74,5 +79,7 @@ async def engine(pages: Pages, **entry: Any) -> AsyncIterator[tuple[Handle, Cloc
     finally:
         fleet.configure(Config.model_validate({"engines": []}))
         await tasks.drain()
+        fleet.close()
         server.close()
         await server.wait_closed()
+        await asyncio.gather(*pages.serving)
