@@ -52,6 +52,7 @@ class Pair:
                 "callers": {"keys": [{"name": "e2e", "key": KEY}]},
                 "retries": {"budget": 1.0},
                 "health": HEALTH,
+                "placement": {"policy": "round_robin"},
             }
         )
         self.gateway.wait_until_ready("pair")

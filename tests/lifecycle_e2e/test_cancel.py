@@ -154,7 +154,7 @@ def test_a_client_that_reads_nothing_of_a_long_stream(house: House, way: str) ->
     sock.connect(("127.0.0.1", house.forebay.port))
     body = chat(50_000, model="fast", n=4, logprobs=True, top_logprobs=20)
     sock.sendall(raw_request(body, request_id=name))
-    eventually(lambda: unread(house.fast.port) > 100_000)
+    eventually(lambda: unread(house.fast.port) > 100_000, 30)
     house.left(sock, way, house.fast, name, within=5.0)  # this engine itself is busy
 
 

@@ -194,7 +194,7 @@ def reach(house: House, case: Case, name: str, model: str, engine: Engine) -> so
         case "generating":
             eventually(lambda: engine.books()["running"] and (engine.record(name) or {}).get("tokens"))
         case "paused":
-            eventually(lambda: unread(engine.port) > 100_000)
+            eventually(lambda: unread(engine.port) > 100_000, 30)
         case _:
             eventually(lambda: engine.record(name))
     return sock
