@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -190,3 +191,25 @@ def test_what_is_kept_is_bounded(event: bytes) -> None:
 def test_what_is_no_chunk_is_said_to_be_none(data: bytes) -> None:
     with pytest.raises(folding.NotFoldable):
         folding.Fold(1 << 20).add(folding.read(data), len(data))
+
+
+@pytest.mark.parametrize("piece", ["", "ab"])
+def test_what_a_fold_keeps_is_the_text_and_not_its_pieces(piece: str) -> None:
+    """An engine may send tiny or empty pieces for ever: what they take is bounded by what they are counted at."""
+    fold = folding.Fold(1 << 20)
+    calls = [{"index": 0, "function": {"name": "f", "arguments": piece}}]
+    chunks = [
+        {"choices": [{"index": 0, "delta": {"content": piece, "tool_calls": calls}}]},
+        {"choices": [{"index": 1, "text": piece}]},
+    ]
+    tracemalloc.start()
+    try:
+        for _ in range(50_000):
+            for chunk in chunks:
+                fold.add(json.loads(json.dumps(chunk)), 100)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 50_000 * 3 * len(piece) * 2 + 100_000
+    said = json.loads(fold.answer())["choices"][0]["message"]
+    assert (said["content"] or "", said["tool_calls"][0]["function"]["arguments"]) == (piece * 50_000, piece * 50_000)

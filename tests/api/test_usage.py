@@ -35,3 +35,15 @@ def test_cached_tokens_are_a_count_or_not_said(details: object, cached: int | No
 
 def test_a_usage_without_details_says_nothing_of_the_cache() -> None:
     assert openai.Usage(prompt_tokens=5).cached_tokens is None
+
+
+def test_counts_that_no_float_holds_are_brought_down() -> None:
+    many = 10**400
+    details = {"cached_tokens": many}
+    said = {"prompt_tokens": many, "completion_tokens": -many, "total_tokens": 7, "prompt_tokens_details": details}
+    found = openai.chunk(json.dumps({"usage": said}).encode())
+    assert found is not None and found.usage is not None
+    most = openai.MOST_TOKENS
+    usage = found.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (most, -most, 7)
+    assert usage.cached_tokens == most

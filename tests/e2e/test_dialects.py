@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -335,3 +336,62 @@ def test_an_answer_in_another_models_name_is_passed_and_counted(
     assert answer.status == 200 and f'"{said}"'.encode() in answer.body
     after = gateway.metric("forebay_upstream_errors_total", engine="metered", failure="other_model")
     assert after == before + counted
+
+
+# --- after the end ---------------------------------------------------------------------------------------------------
+
+
+def goes_on(*said: bytes, more: bytes) -> Script:
+    """`more` again and again once all is said, until the gateway closes."""
+
+    def script(talk: Talk) -> None:
+        talk.keep = False
+        talk.send(stream_head(), *map(chunk, said))
+        with contextlib.suppress(OSError):
+            while True:
+                talk.send(chunk(more))
+
+    return script
+
+
+def hangs(*said: bytes, more: bytes = b"") -> Script:
+    def script(talk: Talk) -> None:
+        talk.send(stream_head(), *map(chunk, said))
+        talk.wait_gone()
+
+    return script
+
+
+def breaks_off(*said: bytes, more: bytes = b"") -> Script:
+    def script(talk: Talk) -> None:
+        talk.send(stream_head(), *map(chunk, said))
+        talk.close()
+
+    return script
+
+
+MORE = [event(delta({"content": "more"})), b": ping\n\n", event("<html>")]
+CLAUDE = [
+    b'data: {"type":"message_start","message":{"id":"m","model":"claude"}}\n\n',
+    b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"Hello"}}\n\n',
+    b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n',
+    b'data: {"type":"message_stop"}\n\n',
+]
+
+
+@pytest.mark.parametrize("more", MORE, ids=["tokens", "comments", "HTML"])
+@pytest.mark.parametrize("after", [goes_on, hangs, breaks_off])
+def test_after_its_end_an_answer_is_whole_whatever_the_engine_does(
+    spoken: Spoken, after: Callable[..., Script], more: bytes
+) -> None:
+    answer, _ = play(spoken, chat("folded"), after(*WORDS, USED, DONE, more=more))
+    assert (answer.status, answer.whole) == (200, True)
+    assert answer.json["choices"][0]["message"]["content"] == "Hello"
+    assert answer.json["usage"] == USAGE
+    answer, _ = play(spoken, chat("folded", stream=True), after(*WORDS, USED, DONE, more=more))
+    assert (answer.status, answer.whole, answer.body) == (200, True, b"".join([*WORDS, DONE]))
+    answer, _ = play(spoken, chat("claude", stream=True), after(*CLAUDE, more=more))
+    assert (answer.status, answer.whole) == (200, True)
+    assert answer.body.count(b"Hello") == 1 and answer.body.endswith(DONE) and b"more" not in answer.body
+    gateway, _ = spoken
+    assert gateway.metric("forebay_engine_in_flight") == 0

@@ -753,3 +753,18 @@ def test_usage_that_no_float_holds_leaves_the_metrics_as_they_are(gateway: Gatew
     answered = gateway.metric("forebay_requests_total", outcome="ok")
     assert play(gateway, engines, says(whole(200, body))).status == 200
     assert gateway.metric("forebay_requests_total", outcome="ok") == answered + 1
+
+
+def test_cached_tokens_that_no_float_holds_harm_nobody(gateway: Gateway, engines: Engines) -> None:
+    """Of a prompt that was placed by its prefix, so that what was cached of it is learned from."""
+    details = b'{"cached_tokens": %d}' % 10**400
+    body = b'{"choices": [], "usage": {"prompt_tokens": 400, "prompt_tokens_details": %b}}' % details
+    test = new_id("cached")
+    engines.left.scripts[test] = engines.right.scripts[test] = says(whole(200, body))
+    asked = chat("twin", messages=[{"role": "user", "content": "x" * 2_000}])
+    answered = gateway.metric("forebay_requests_total", outcome="ok")
+    for _ in range(3):
+        assert gateway.ask(asked, x_test=test).body == body
+    assert gateway.metric("forebay_requests_total", outcome="ok") == answered + 3
+    assert gateway.metric("forebay_requests_live") == 0
+    assert gateway.metric("forebay_worker_up") == 1

@@ -41,7 +41,7 @@ class Pages:
                 status, body = found if isinstance(found, tuple) else (200, found)
                 writer.write(b"HTTP/1.1 %d x\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):  # 3.11 logs a cancel as an error
             pass
         finally:
             self.serving.discard(task)

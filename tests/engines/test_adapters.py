@@ -371,3 +371,9 @@ def test_cached_tokens_of_a_recorded_answer() -> None:
     assert adapter(EngineKind.LLAMACPP).cached_tokens(answer) == 36
     del answer["usage"]
     assert adapter(EngineKind.LLAMACPP).cached_tokens(answer) == 36
+
+
+@pytest.mark.parametrize("use", ["1" + "0" * 400, "-1" + "0" * 400, "true", "[]"])
+def test_sglang_with_a_use_that_is_no_share(use: str) -> None:
+    found = adapter(EngineKind.SGLANG).report(f'{{"loads": [{{"num_running_reqs": 3, "token_usage": {use}}}]}}')
+    assert (found.running, found.kv_usage) == (3, None)

@@ -142,3 +142,12 @@ def test_an_event_of_another_kind_is_passed_over_and_named() -> None:
 def test_what_cannot_be_read_is_said(payload: bytes) -> None:
     with pytest.raises(BadBatch, match="KV events cannot be read"):
         Reader(Heard()).batch(payload, 0.0)
+
+
+@pytest.mark.parametrize("odd", [[], {}, [1], {"a": 1}, msgspec.msgpack.Ext(5, b"x"), 1.5])
+def test_what_has_no_hash_where_a_name_should_be_is_another_medium_or_kind(odd: Any) -> None:
+    heard = Heard()
+    stored = ["BlockStored", [7], None, TOKENS, 16, None, odd]
+    kinds = ["BlockStored", [8], None, TOKENS, 16, None, "GPU", None, None, 0, odd]
+    Reader(heard).batch(pack([1.5, [stored, kinds, ["BlockRemoved", [7], odd], ["AllBlocksCleared"]]]), 0.0)
+    assert heard.calls == ["cleared"]

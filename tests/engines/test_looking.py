@@ -13,9 +13,11 @@ import pytest
 from engines.served import Clock, Pages, engine
 from forebay.config.engine import EngineKind
 from forebay.engines.base import NOTHING
+from forebay.gateway import checking
 from forebay.gateway.fetch import FetchFailed
 from forebay.gateway.handles import Handle
 from forebay.gateway.looking import BACK_OFF, INFO_EVERY, MAX_PAGE, identify, look_at, pause
+from forebay.wire.tasks import Tasks
 
 DATA = Path(__file__).parents[1] / "data" / "engines"
 VLLM = (DATA / "vllm-0.32.0-metrics.txt").read_bytes()
@@ -395,3 +397,35 @@ def test_an_engine_before_its_first_request_is_not_said_to_lack_anything(warned:
 
     play(pages, scenario, kind="tgi")
     assert warned() == []
+
+
+def test_a_look_that_fails_inside_the_gateway_is_followed_by_another(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its engine would be looked at no more, and be lost."""
+    monkeypatch.setattr(checking, "AFTER_DEFECT", 0.0)
+
+    async def run() -> int:
+        tasks, again = Tasks(), asyncio.Event()
+        looks = 0
+
+        async def look(handle: Handle) -> float:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise OverflowError("int too large to convert to float")
+            again.set()
+            return 60.0
+
+        async with engine(Pages({})) as (handle, _):
+            rounds = checking.Rounds(tasks, look)
+            rounds.begin(handle)
+            await asyncio.wait_for(again.wait(), 10)
+            rounds.end(handle)
+            await tasks.drain()
+        return looks
+
+    assert asyncio.run(run()) == 2
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == [
+        "looking at engine e failed inside"
+    ]

@@ -306,3 +306,11 @@ def test_the_index_believes_what_the_engine_holds(seed: int) -> None:
             for way in sorted((w for w in cache if w[: len(victim)] == victim), key=len, reverse=dice.random() < 0.5):
                 blocks.removed([cache.pop(way)], now)
         assert index.believed == {names[way] for way in cache}
+
+
+def test_a_run_that_names_a_block_twice_is_passed_over(blocks: KvBlocks, told: Told) -> None:
+    blocks.stored([1, 2, 1], None, SIZE, 0.0)
+    assert blocks.strays == 3
+    blocks.stored([1, 2], None, SIZE, 0.1)
+    blocks.removed([1, 2, 1], 0.2)
+    assert (blocks.strays, told.calls) == (3, [])

@@ -16,6 +16,7 @@ from forebay.policy.prefix import (
     BYTES_A_BLOCK,
     LEAST_SCALE,
     MOST_BLOCKS,
+    MOST_BYTES,
     UNKNOWN,
     PrefixIndex,
     chain,
@@ -222,3 +223,11 @@ def test_a_block_takes_no_more_than_it_is_reckoned_at() -> None:
         tracemalloc.stop()
     assert len(found) == pytest.approx(8_000, rel=0.05)
     assert most <= BYTES_A_BLOCK
+
+
+def test_an_engine_that_says_it_holds_everything_leaves_the_others_what_they_know() -> None:
+    found = index(MOST_BYTES, a=500, boasts=1 << 50)
+    for i in range(2_000):
+        found.sent("a", [i])
+        found.sent("boasts", [i])
+    assert found.held("a") > 300

@@ -16,6 +16,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 _TEXTS: Final = frozenset({"content", "reasoning_content", "reasoning", "refusal"})
 """Of a delta, what is joined."""
+_TOGETHER: Final = 512
+"""Pieces of a text that are joined at a time."""
 _OVERHEAD: Final = 256
 """Bytes a choice or a tool call counts for beside its text."""
 
@@ -87,11 +89,32 @@ class Fold:
         return _encode({**head, **{k: v for k, v in fields.items() if k not in head}, "choices": choices})
 
 
+class _Text:
+    """A text in pieces, which takes about what it takes as a whole, however small they are: a piece of one byte is an
+    object of 50."""
+
+    __slots__ = ("_joined", "_pieces")
+
+    def __init__(self) -> None:
+        self._joined: list[str] = []
+        self._pieces: list[str] = []
+
+    def add(self, piece: str) -> None:
+        if piece:
+            self._pieces.append(piece)
+            if len(self._pieces) >= _TOGETHER:
+                self._joined.append("".join(self._pieces))
+                self._pieces.clear()
+
+    def __str__(self) -> str:
+        return "".join([*self._joined, *self._pieces])
+
+
 class _Choice:
     __slots__ = ("_calls", "_said", "_texts", "fields", "logprobs")
 
     def __init__(self) -> None:
-        self._texts: dict[str, list[str]] = {}
+        self._texts: dict[str, _Text | None] = {}
         self._said: dict[str, Any] = {}
         """The other fields of its deltas."""
         self._calls: dict[int, dict[str, Any]] = {}
@@ -163,11 +186,14 @@ class _Choice:
     @staticmethod
     def _join(texts: dict[str, Any], name: str, value: object) -> int:
         if value is None:
-            texts.setdefault(name, [])
+            texts.setdefault(name, None)
             return 0
         if not isinstance(value, str):
             raise NotFoldable(f"its {name} is no string")
-        texts.setdefault(name, []).append(value)
+        text = texts.get(name)
+        if text is None:
+            text = texts[name] = _Text()
+        text.add(value)
         return len(value)
 
     def _add_logprobs(self, given: object) -> None:
@@ -183,7 +209,7 @@ class _Choice:
                 self.logprobs[name] = value
 
     def whole(self, index: int, *, chat: bool) -> dict[str, Any]:
-        texts = {name: "".join(parts) if parts else None for name, parts in self._texts.items()}
+        texts = {name: str(text) if text is not None else None for name, text in self._texts.items()}
         if not chat:
             said: dict[str, Any] = {"text": texts.get("text") or ""}
         else:
@@ -212,7 +238,8 @@ def _last(kept: dict[str, Any], name: str, value: object, size: int) -> int:
 
 
 def _call(found: dict[str, Any]) -> dict[str, Any]:
-    return {**found, "arguments": "".join(found.get("arguments") or ())}
+    arguments = found.get("arguments")
+    return {**found, "arguments": str(arguments) if arguments is not None else ""}
 
 
 def read(data: bytes) -> dict[str, Any]:

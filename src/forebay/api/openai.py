@@ -19,6 +19,7 @@ from forebay.errors import Refusal
 
 Raw = msgspec.Raw
 _ABSENT: Final = msgspec.Raw(b"")
+_NONE_BEFORE: Final = (_ABSENT,) * 5
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -40,6 +41,32 @@ class Body(msgspec.Struct, frozen=True):
     bootstrap_host: Raw = _ABSENT
     bootstrap_port: Raw = _ABSENT
     bootstrap_room: Raw = _ABSENT
+    cache_salt: Raw = _ABSENT
+    extra_key: Raw = _ABSENT
+    documents: Raw = _ABSENT
+    chat_template_kwargs: Raw = _ABSENT
+    reasoning_effort: Raw = _ABSENT
+    prompt_logprobs: Raw = _ABSENT
+
+    @property
+    def before(self) -> bytes:
+        """What decides, beside tools, what stands before the messages in the prompt, or whose cached blocks it may find
+        (vLLM, SGLang): two requests of which it differs share nothing."""
+        found = (
+            self.cache_salt,
+            self.extra_key,
+            self.documents,
+            self.chat_template_kwargs,
+            self.reasoning_effort,
+        )
+        if found == _NONE_BEFORE:
+            return b""
+        return b"\0".join(map(bytes, found))
+
+    @property
+    def skips_cache(self) -> bool:
+        """Whether its prompt is computed whole, whatever is cached: vLLM has no log probabilities of cached tokens."""
+        return self.prompt_logprobs is not _ABSENT and bytes(self.prompt_logprobs) != b"null"
 
     @property
     def says_where(self) -> bool:
@@ -74,20 +101,33 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
 AnyBody = ChatBody | CompletionBody | EmbeddingBody
 
 
+MOST_TOKENS: Final = 1 << 40
+"""No prompt or answer has more, whatever is said of it. Python reads a number of 400 digits, which has no float."""
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as an engine reports them."""
+    """Token counts as an engine reports them, of what is over `MOST_TOKENS` either way that."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     total_tokens: int | None = None
     prompt_tokens_details: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value: int | None = getattr(self, name)
+            if value is not None and not -MOST_TOKENS <= value <= MOST_TOKENS:
+                msgspec.structs.force_setattr(self, name, MOST_TOKENS if value > 0 else -MOST_TOKENS)
+
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that were not computed, from 0; None where the engine does not say."""
         details = self.prompt_tokens_details
         found = details.get("cached_tokens") if details is not None else None
-        return found if type(found) is int and found >= 0 else None
+        return min(found, MOST_TOKENS) if type(found) is int and found >= 0 else None
+
+
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -26,8 +26,8 @@ __all__ = ["BadBatch", "Blocks", "Reader"]
 
 Hash = int | bytes
 T = TypeVar("T")
-_FULL: Final = frozenset({None, "full_attention", "mla_attention"})
-_OWN: Final = frozenset({None, "GPU", "gpu"})
+_FULL: Final = (None, "full_attention", "mla_attention")  # no sets: what an engine says may have no hash
+_OWN: Final = (None, "GPU", "gpu")
 _MAPS: Final = (*range(0x80, 0x90), 0xDE, 0xDF)
 """First bytes of a msgpack map."""
 

@@ -44,7 +44,9 @@ def tokens(value: object) -> int | None:
 
 
 def number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, int) and not isinstance(value, bool) and -(1 << 53) < value < 1 << 53:
+        value = float(value)
+    return value if isinstance(value, float) else None
 
 
 def text(value: object) -> str | None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from forebay import errors
-from forebay.api.openai import CompletionBody
+from forebay.api.openai import MOST_TOKENS, CompletionBody
 from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
 from forebay.config.placement import Placement as Placing
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 _DEFAULT: Final = Placing()
 _BEST: Final = PlacementKind.BEST
-MOST_TOKENS: Final = 1 << 40
-"""No answer is longer, whatever is said of it. Python reads a number of 400 digits, which has no float."""
 _OK: Final = Outcome.OK  # reading a member off an Enum class is slow
 _WAITING: Final = Stage.WAITING
 REASONS: Final = MappingProxyType(

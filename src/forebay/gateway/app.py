@@ -16,7 +16,7 @@ from forebay.api.routes import ROUTES
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.aborts import Aborts
-from forebay.gateway.admitting import MOST_TOKENS, Admitting
+from forebay.gateway.admitting import Admitting
 from forebay.gateway.callers import Caller, Callers
 from forebay.gateway.disaggregated import Disaggregating
 from forebay.gateway.draining import Drains
@@ -166,7 +166,8 @@ class Gateway:
         class_ = caller.class_of(request)
         if route is not None:
             block, explains = upstream_block(request), asks_for(request)
-            session = self.admitting.prefixes.session(request) if self.admitting is not None else 0
+            admitting = self.admitting
+            session = admitting.prefixes.session(request, caller.organisation) if admitting is not None else 0
             return Front(
                 generation,
                 given,
@@ -297,8 +298,8 @@ class Gateway:
             else:
                 series.estimated(0, 0)
         if usage is not None:
-            prompt = min(usage.prompt_tokens or 0, MOST_TOKENS)
-            completion = min(usage.completion_tokens or 0, MOST_TOKENS)
+            prompt = usage.prompt_tokens or 0
+            completion = usage.completion_tokens or 0
             if prompt > 0:
                 series.prompt.value += prompt
             if completion > 0:
@@ -306,7 +307,7 @@ class Gateway:
             spent = b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
             cached = usage.cached_tokens
             if cached is not None:
-                spent += b',"tokens_cached":%d' % min(cached, MOST_TOKENS)
+                spent += b',"tokens_cached":%d' % cached
         if not self._log.enabled:
             return
         if x.first_content_at:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -14,6 +15,10 @@ from forebay.gateway.fetch import FetchFailed
 from forebay.gateway.handles import Handle
 from forebay.wire.tasks import Tasks
 
+log = logging.getLogger("forebay.engines")
+
+AFTER_DEFECT: Final = 5.0
+"""Seconds until the next look after one that failed inside the gateway."""
 AT_ONCE: Final = 256
 """Looks of one kind under way at the same time: a fleet of dead engines must not take all descriptors."""
 MAX_MODELS: Final = 1_000
@@ -80,6 +85,9 @@ class Rounds:
     async def _run(self, handle: Handle) -> None:
         try:
             pause = await self._look(handle)
+        except Exception:  # a defect of ours: an engine that is looked at no more would be lost for good
+            log.exception("looking at engine %s failed inside", handle.name)
+            pause = AFTER_DEFECT
         finally:
             ours = self._running.get(handle) is asyncio.current_task()
             if ours:

@@ -81,6 +81,11 @@ class Interpreter(WholeInParts):
             if len(self._error) > limit:
                 self._broken(Broken("error_too_large", f"it answered {self._status} with more than {limit:,} bytes"))
             return
+        if self._reading.whole:
+            if data.strip():  # it goes on after its end: it may never stop
+                self.cancel()
+                self.on_end()
+            return
         begun = self._reading.begun
         try:
             found = self._reading.feed(data)
@@ -121,7 +126,11 @@ class Interpreter(WholeInParts):
                 self._whole(200, self._headers, found)
 
     def on_fail(self, failure: Failure, detail: str) -> None:
-        self._exchange.on_fail(failure, detail)
+        if self._reading.whole and self._current():
+            self._exchange.count_failure(failure.value)
+            self.on_end()
+        else:
+            self._exchange.on_fail(failure, detail)
 
     # --- Call --------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.config.engine import Engine, KvEvents
@@ -45,6 +46,8 @@ _PING_MS: Final = 10_000
 _LOST_MS: Final = 30_000
 _AGAIN_MS: Final = 100
 _AGAIN_MOST_MS: Final = 5_000
+_SAY_EVERY: Final = 60.0
+"""Seconds between two log lines on an engine that was started anew."""
 
 Frames = Sequence[bytes]
 
@@ -169,6 +172,7 @@ class Feed:
         self._reader = Reader(blocks)
         self._next: int | None = None
         self._warned: set[str] = set()
+        self._said_restart = -inf
 
     def close(self) -> None:
         if self.task is not None:
@@ -221,7 +225,7 @@ class Feed:
         number = int.from_bytes(frames[1], "big")
         expected = self._next
         if expected is not None and number < expected:
-            log.info("engine %s was started anew: its KV cache is empty", self.engine)
+            self._say_restart()
             self.blocks.cleared()
             self._reader.restart()
             expected = 0
@@ -230,6 +234,12 @@ class Feed:
             if self._next is not None and self._next > number:
                 return  # the replay had it
         self._apply(number, frames[2])
+
+    def _say_restart(self) -> None:
+        now = self._clock()
+        if now - self._said_restart >= _SAY_EVERY:  # numbers in no order at all are a restart each
+            self._said_restart = now
+            log.info("engine %s was started anew: its KV cache is empty", self.engine)
 
     async def _gap(self, expected: int | None, number: int) -> None:
         """Numbers before `number` are missing; at first (`expected` None) all of them."""

@@ -2,9 +2,10 @@
 
 Chains are made of the body's bytes, so that no tokenizer is on a request's way: a block is `BLOCK_BYTES` of the
 messages as the client wrote them. Two requests share as much as their JSON does, which is what chat turns, system
-prompts and documents before a question share. What an engine puts before the messages (the model's adapter, the tools)
-is in the salt, and so is the tenant, unless prefixes are shared. A secret of this process is in it, too: nobody can
-make two texts look alike.
+prompts and documents before a question share. What an engine puts before the messages (the model's adapter, the tools,
+what its template is told) or keeps caches apart by (`cache_salt`) is in the salt, and so is the tenant, unless prefixes
+are shared. Else an engine would not find what it is thought to have, and be believed less for everybody. A secret of
+this process is in it, too: nobody can make two texts look alike.
 """
 
 from __future__ import annotations
@@ -46,17 +47,18 @@ class Prefixes:
         else:
             return [], 0.0
         size = len(text)
-        if size < BLOCK_BYTES:
+        if size < BLOCK_BYTES or body.skips_cache:
             return [], 0.0
-        salt = salted(self._secret, b"" if self._shared else tenant.encode(), b"\0", model.encode(), tools)
+        salt = salted(self._secret, b"" if self._shared else tenant.encode(), b"\0", model.encode(), tools, body.before)
         return chain(text, salt), (size + len(tools)) / BLOCK_BYTES
 
-    def session(self, request: Request) -> int:
-        """What its header or cookie makes of it; 0 where it is of no session."""
+    def session(self, request: Request, tenant: str) -> int:
+        """What its header or cookie makes of it; 0 where it is of no session. Those of two tenants have nothing to do
+        with each other, be they called the same."""
         value = request.fields.get(self._header) if self._header is not None else None
         if value is None and self._cookie is not None:
             value = _cookie(request.fields.get(b"cookie", b""), self._cookie)
-        return salted(self._secret, value) | 1 if value else 0
+        return salted(self._secret, tenant.encode(), b"\0", value) | 1 if value else 0
 
 
 def _cookie(header: bytes, wanted: bytes) -> bytes | None:

@@ -49,6 +49,11 @@ class Reading(Protocol):
         """Whether content has come."""
         ...
 
+    @property
+    def whole(self) -> bool:
+        """Whether its end has been said: nothing that follows counts."""
+        ...
+
     def feed(self, data: bytes) -> bytes:
         """What the client is to get. Raises Broken, Said, EventTooLarge."""
         ...
@@ -80,6 +85,10 @@ class Folding:
     def begun(self) -> bool:
         return self._fold.events > 0
 
+    @property
+    def whole(self) -> bool:
+        return self._done and self.begun
+
     def feed(self, data: bytes) -> bytes:
         for event in sse.split(self._framer.feed(data)):
             found = sse.data_of(event)
@@ -100,7 +109,7 @@ class Folding:
         return b""
 
     def ends(self) -> bytes:
-        if self._framer.tail.strip() or not (self._fold.finished or (self._done and self.begun)):
+        if not self.whole and (self._framer.tail.strip() or not self._fold.finished):
             raise Broken("cut", "its stream ended too early")
         return self._fold.answer()
 
@@ -122,6 +131,10 @@ class MessageStream:
         self._chunks = anthropic_answer.Chunks(created)
         self.begun = False
 
+    @property
+    def whole(self) -> bool:
+        return self._chunks.stopped
+
     def feed(self, data: bytes) -> bytes:
         out = []
         for event in sse.split(self._framer.feed(data)):
@@ -134,7 +147,7 @@ class MessageStream:
         return b"".join(out)
 
     def ends(self) -> bytes:
-        if self._framer.tail.strip() or not self._chunks.stopped:
+        if not self.whole:
             raise Broken("cut", "its stream ended too early")
         return b""
 
@@ -150,6 +163,7 @@ class WholeMessage:
 
     takes = _JSON
     streams = False
+    whole = False
 
     def __init__(self, created: int, most: int) -> None:
         self._created = created

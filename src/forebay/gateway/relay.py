@@ -175,6 +175,10 @@ class Stream(Exchange):
             self.broken(errors.engine_failed(f"it answered a stream with the Content-Type '{shown}'"))
 
     def answer_data(self, data: bytes) -> None:
+        if self._done and data.strip():  # it goes on after [DONE]: it may never stop
+            self._drop_call()
+            self._complete()
+            return
         try:
             block = self._framer.feed(data)
         except sse.EventTooLarge as e:
@@ -306,6 +310,14 @@ class Stream(Exchange):
         self.account()
         self.reply.abort()
         self._settle(Outcome.ENGINE_CUT)
+
+    def broken(self, refusal: Refusal) -> None:
+        """After [DONE] the answer is whole, however its engine ends it."""
+        if self._done and not self.ended:
+            self._drop_call()
+            self._complete()
+        else:
+            super().broken(refusal)
 
     def answer_ends(self) -> None:
         if self._tap is None:

@@ -245,6 +245,8 @@ class KvBlocks:
         """Hang `hashes` under the block of `run` at `depth`. False where they contradict what is there."""
         where = self._where
         known = 0
+        if len(hashes) > 1 and len(set(hashes)) != len(hashes):
+            return False
         if not where.keys().isdisjoint(hashes):
             # Two requests computed the same blocks at once: an engine keeps, and removes, both.
             for block in hashes:

@@ -36,6 +36,8 @@ _BITS: Final = (1 << 60) - 1  # an int of 60 bits takes 32 bytes, one of 64 take
 _SHARDS: Final = 64
 _MASKS: Final = 65_536
 """Sets of more than one holder that are kept as one object each."""
+MOST_TOKENS: Final = 1 << 28
+"""That one engine is believed to hold: one that says more by mistake would take the index from all others."""
 UNKNOWN: Final = 4_096
 """Blocks of an engine that does not say how much it holds."""
 _TRUST_RATE: Final = 0.05
@@ -121,7 +123,7 @@ class PrefixIndex:
             self._total += UNKNOWN
         elif kv_tokens is None:
             return
-        capacity = UNKNOWN if kv_tokens is None else max(1, kv_tokens // self.block_tokens)
+        capacity = UNKNOWN if kv_tokens is None else max(1, min(kv_tokens, MOST_TOKENS) // self.block_tokens)
         if capacity != one.capacity or not one.order:
             self._total += capacity - one.capacity
             one.capacity = capacity
