@@ -211,6 +211,8 @@ class Engine(Section):
 
     @model_validator(mode="after")
     def _one_listens_to_one(self) -> Engine:
+        if self.kv_events is not None and self.kind not in _HAND_OVER:
+            raise clash(f"kv_events is for engines of the kinds vllm and sglang, not {self.kind}")
         if self.kv_events is not None and self.discover is not Discover.NO:
             raise clash("kv_events is of one engine, and discover makes one of every address: list the engines instead")
         return self
