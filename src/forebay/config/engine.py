@@ -99,7 +99,7 @@ _HAND_OVER = frozenset({"vllm", "sglang", "auto"})
 
 class Engine(Section):
     name: Name
-    """Its label in metrics, logs and headers."""
+    """Its label in metrics and logs."""
     url: str = ""
     """http:// or https:// and a host, without `/v1`; a path is kept as a prefix. Required, except with launch."""
     kind: EngineKind = EngineKind.AUTO
