@@ -188,6 +188,10 @@ def test_one_that_fails_again_and_again_is_given_up_with_its_last_lines() -> Non
         assert f"the last lines of {it.state_dir}/logs/a.log:" in it.text
         assert "    line 29\n    torch.OutOfMemoryError" in it.text and "line 20" not in it.text
         assert it.log("a").count("forebay launch starts") == 2
+        assert [json.loads(line)["level"] for line in it.err.text.splitlines() if " (exit code 5)" in line] == [
+            "warning",
+            "error",
+        ]
 
 
 def test_the_others_run_on_and_the_exit_code_tells() -> None:

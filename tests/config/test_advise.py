@@ -73,6 +73,32 @@ CASES = {
          "7: engines[0].max_idle: warning: more than max_connections (10) (found 20)",
          "9: engines[0].health_timeout: warning: over ten times health_interval (5 s) (found 51)"],
     ),
+    "SGLang's halves alone, and a pair of two kinds": (
+        "engines:\n  - {name: p, url: 'http://h', kind: sglang, models: [m], role: prefill}\n"
+        "  - {name: b, url: 'http://h', kind: sglang, models: [m]}\n"
+        "  - {name: d, url: 'http://h', kind: sglang, models: [n], role: decode}\n"
+        "  - {name: v, url: 'http://h', kind: vllm, models: [n], role: prefill}\n"
+        "  - {name: q, url: 'http://h', kind: sglang, models: [o], role: prefill}\n"
+        "  - {name: e, url: 'http://h', models: [o], role: decode}\n",
+        ["2: engines[0].role: warning: no engine decodes what it prefills: it gets no requests",
+         "4: engines[2].role: warning: no engine prefills what it decodes: it gets no requests",
+         "5: engines[3].role: warning: no engine decodes what it prefills: it is used as one of role both"],
+    ),
+    "placement that does nothing": (
+        "engines:\n  - {name: a, url: 'http://h', zone: eu}\n"
+        "placement:\n  policy: round_robin\n  session_header: x-session-id\n  report_interval: 2\n",
+        ["5: placement.session_header: warning: not used: placement.policy is round_robin"],
+    ),
+    "a policy that admission overrules, and a zone from nowhere": (
+        "engines:\n  - {name: a, url: 'http://h', zone: eu}\nadmission: {enabled: true}\n"
+        "placement:\n  policy: round_robin\n",
+        ["2: engines[0].zone: warning: not used: placement.zone does not say where the gateway stands (found eu)",
+         "5: placement.policy: warning: not used: with admission it is always best (found round_robin)"],
+    ),
+    "Anthropic without a key": (
+        "engines:\n  - {name: a, url: 'https://api.anthropic.com', kind: anthropic, models: [c]}\n",
+        ["2: engines[0]: warning: there is no api_key, which Anthropic's API asks for: write ${VAR}"],
+    ),
     "a prefill engine alone": (
         "engines:\n  - {name: p, url: 'http://h', models: [m], role: prefill}\n"
         "  - {name: d, url: 'http://h', models: [n], role: decode}\n",

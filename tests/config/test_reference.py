@@ -68,8 +68,11 @@ def example(folder: Path, certificates: Path) -> str:
 def test_the_example_can_be_used_as_it_is() -> None:
     source = read(ROOT / "examples/forebay.yaml", ENV)
     assert advise(source.config, source) == []
-    first = (ROOT / "examples/forebay.yaml").read_text().splitlines()[0]
-    assert first == "# yaml-language-server: $schema=forebay.schema.json"
+    lines = (ROOT / "examples/forebay.yaml").read_text().splitlines()
+    assert lines[0] == "# yaml-language-server: $schema=forebay.schema.json"
+    tried = next(line for line in lines if line.startswith("# Try it: "))
+    needed = {name for line in lines if not line.lstrip().startswith("#") for name in re.findall(r"\$\{(\w+)\}", line)}
+    assert needed == set(re.findall(r"([A-Z_]+)=", tried))
 
 
 def test_the_example_shows_every_key(tmp_path: Path, certificates: Path) -> None:

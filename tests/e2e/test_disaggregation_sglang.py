@@ -140,6 +140,7 @@ def test_no_room_is_used_twice_and_none_is_the_clients(pools: Pools) -> None:
 def test_a_decode_engine_without_a_prefill_engine_serves_nobody(pools: Pools) -> None:
     answer = pools.gateway.ask(chat("alone"))
     assert (answer.status, answer.error["code"]) == (503, "no_engine")
+    eventually(lambda: "none of its prefill engines takes requests" in pools.gateway.ask(chat("alone")).message)
 
 
 @pytest.mark.parametrize("how", ["reset", "500", "503", "silent"])

@@ -130,6 +130,20 @@ def test_a_conversation_stays_on_one_engine_which_has_it_cached(it: House, strea
     assert it.forebay.metric("forebay_prefix_blocks") > 10
 
 
+def test_the_log_line_says_what_was_believed(it: House) -> None:
+    where, usage, words = it.ask([*user(text("logged"))])
+    more = [*user(text("logged")), {"role": "assistant", "content": words}, *user(text("logged-more", 60))]
+    where, usage, _ = it.ask(more)
+
+    def last() -> dict[str, Any] | None:
+        rows = [json.loads(line) for line in it.forebay.text.splitlines() if '"msg":"request"' in line]
+        return next((r for r in rows if r.get("tokens_in") == usage["prompt_tokens"]), None)
+
+    row = eventually(last)
+    assert row is not None and row["engine"] == f"engine-{where}"
+    assert row["believed_cached"] == pytest.approx(usage["prompt_tokens_details"]["cached_tokens"], rel=0.35)
+
+
 def test_what_one_organisation_has_cached_counts_for_another_only_where_that_is_wanted(changed: House) -> None:
     it = changed
 

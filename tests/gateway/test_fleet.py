@@ -4,6 +4,7 @@ sockets on 127.0.0.x; names are answered by the test."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -221,6 +222,48 @@ def test_an_engine_that_is_back_begins_with_a_tenth_of_its_share(three: int) -> 
             assert chosen("e1") == 0
             made.rests(made.handles["e2"], 5.0)
             assert chosen("e1") == 500  # all rest: they are asked all the same
+
+    run(test)
+
+
+def test_why_it_gets_no_requests_is_said_once_and_stays(three: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        entries = [
+            {"name": f"e{i}", "url": f"http://127.0.0.{i}:{three}", "models": ["m"], "health_interval": 0.05}
+            for i in (1, 2)
+        ]
+        async with fleet(engines=entries) as made:
+            await until(lambda: len(usable(made)) == 2)
+            handle = made.handles["e1"]
+            made.silent(handle, "it is silent")
+            checks = handle.checks
+            await until(lambda: handle.checks > checks + 1)  # its health checks go well all the while
+            assert (handle.state, handle.wrong) == ("stalled", "it is silent")
+            made.heard_again(handle)
+            assert (handle.state, handle.wrong) == ("healthy", "")
+
+    run(test)
+
+
+def test_one_that_was_healthy_and_is_not_has_answered_before(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        engine = RawEngine(["m"])
+        entry = {"name": "e", "url": f"http://127.0.0.1:{engine.port}", "health_interval": 0.05, "unhealthy_after": 1}
+        try:
+            async with fleet(engines=[entry]) as made:
+                await until(lambda: usable(made) == ["e"])
+                handle = made.handles["e"]
+                handle.expected_until = 0.0
+                engine.healthy = False
+                with caplog.at_level(logging.WARNING, "forebay.engines"):
+                    await until(lambda: handle.state == "unhealthy")
+                    why = handle.wrong
+                    handle.why = ""
+                    await until(lambda: handle.wrong == why)  # another check
+                assert "engine e is out: " in caplog.text
+                assert "has not answered yet" not in caplog.text
+        finally:
+            engine.close()
 
     run(test)
 

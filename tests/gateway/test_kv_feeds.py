@@ -255,6 +255,34 @@ def test_what_cannot_be_had_again_makes_the_engine_unknown(replay: bool, caplog:
     assert [r.getMessage() for r in caplog.records] == ["engine e0: KV events: events 1 to 1 were missed"]
 
 
+def test_an_engine_of_which_nothing_is_heard_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        async with stand() as s:
+            publisher = Publisher(s.context)
+            s.follow(publisher)
+            await publisher.subscribed()
+
+            def asked(tokens: int) -> None:
+                s.feeds.ended("e0", 1, tokens, 0, s.now)
+
+            for _ in range(20):
+                asked(100)  # may not have filled a block
+            for _ in range(7):
+                asked(300)
+            assert not caplog.records
+            for _ in range(20):
+                asked(300)
+            publisher.say(stored([11, 12]))
+            await until(lambda: "2 blocks" in repr(s.blocks()))
+            publisher.close()
+
+    with caplog.at_level(logging.INFO, "forebay.kv_events"):
+        uvloop.run(go())
+    silent, heard = [r.getMessage() for r in caplog.records]
+    assert silent.startswith("engine e0: KV events: none came, and it has computed 8 prompts: look at the endpoint")
+    assert heard == "engine e0: its KV events come"
+
+
 def test_an_engine_started_anew_is_forgotten() -> None:
     """At the same address, by another process: ZMQ connects again, the numbers begin anew."""
 

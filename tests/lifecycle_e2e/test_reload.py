@@ -49,12 +49,13 @@ def test_no_stream_is_dropped_by_reloads_under_load(house: House) -> None:
         t.start()
     eventually(lambda: forebay.metric("forebay_requests_live") == 60)
     for i in range(5):
-        forebay.hup(house.changed(limits={"body_bytes": 100_000 + i}))
+        forebay.hup(house.changed(limits={"body_bytes": 100_000 + i, "connections": 1_000_000}))
     for t in threads:
         t.join(20)
     assert len(ended) == 60
     assert all(b"data: [DONE]\n\n" in d and d.count(b'"content":"') == 151 for d in ended)
     assert forebay.worker.pid == worker
+    assert forebay.text.count("instead of 1000000, for want of descriptors") <= 1  # said once
 
 
 def test_the_log_level_is_in_force_in_every_process(house: House) -> None:

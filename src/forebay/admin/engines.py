@@ -18,7 +18,7 @@ from forebay import errors
 from forebay.admin.sums import write_private
 from forebay.admin.threads import Busy, Threads
 from forebay.admin.view import GatewayState
-from forebay.config.problems import ConfigError
+from forebay.config.problems import ConfigError, Problem
 from forebay.errors import Outcome, Refusal
 from forebay.state.live import MOST, Live, LiveUnusable, entry_of, message_of, read
 from forebay.state.messages import live_engines
@@ -27,6 +27,8 @@ WRITE: Final = 8.0
 """Seconds that writing the file may take."""
 TELL: Final = 2.0
 """Seconds a change waits for the workers before it is answered as pending."""
+SAID: Final = 5
+"""Most problems of an entry that are named at once."""
 
 _log = logging.getLogger("forebay.admin")
 
@@ -52,10 +54,8 @@ class Engines:
         try:
             name = entry_of(fields, os.environ).name
         except ConfigError as e:
-            problem = e.problems[0]
-            key = problem.key.removeprefix("engines[0]").removeprefix(".")
-            detail = f" (allowed: {problem.allowed})" if problem.allowed else ""
-            raise errors.bad_request(f"{key or 'the engine'}: {problem.message}{detail}.", param=key or None) from e
+            said = [_of_one(problem) for problem in e.problems[:SAID]]
+            raise errors.bad_request(f"{'; '.join(words for _, words in said)}.", param=said[0][0] or None) from e
         secret = fields.get("api_key")
         if secret is not None and "${" not in str(secret):
             raise errors.bad_request(
@@ -64,28 +64,30 @@ class Engines:
             )
         async with self._changing:
             if name in self._configured():
+                if self._listed(name):
+                    raise _conflict(f"engines_file has an engine called {name}; change it there")
                 raise _conflict(f"The configuration has an engine called {name}; change it there and reload")
             if name in self.live.engines and not replace:
-                raise _conflict(f"An engine called {name} was added already; remove it first, or ask to replace it")
+                raise _conflict(f"An engine called {name} was added already; remove it first, or say --replace")
             if name not in self.live.engines and len(self.live.engines) >= MOST:
                 raise _conflict(f"There are {MOST:,} engines added live already; put more into engines_file")
             await self._change(
                 engines={**self.live.engines, name: dict(fields)},
                 draining=tuple(d for d in self.live.draining if d != name),
             )
+            _log.info("engine %s is added: %s", name, fields.get("url"))
         return await self._told()
 
     async def remove(self, name: str) -> bool:
         """What runs there finishes. Raises Refusal."""
         async with self._changing:
             if name not in self.live.engines:
-                if name in self._configured():
-                    raise _conflict(f"{name} is in the configuration; take it out there and reload, or drain it")
-                raise self._unknown(name)
+                raise self._not_ours(name)
             await self._change(
                 engines={n: fields for n, fields in self.live.engines.items() if n != name},
                 draining=tuple(d for d in self.live.draining if d != name),
             )
+            _log.info("engine %s is removed", name)
         return await self._told()
 
     async def drain(self, name: str) -> bool:
@@ -118,8 +120,22 @@ class Engines:
     def _configured(self) -> set[str]:
         return {e.name for e in self._state.config.engines}
 
+    def _listed(self, name: str) -> bool:
+        return any(e.name == name and e.source == "list" for e in self._state.engines())
+
     def _known(self) -> set[str]:
         return self._configured() | self.live.engines.keys() | {e.name for e in self._state.engines()}
+
+    def _not_ours(self, name: str) -> Refusal:
+        """Why it cannot be removed."""
+        if self._listed(name):
+            return _conflict(f"{name} is in engines_file; take it out there, or drain it")
+        if name in self._configured():
+            return _conflict(f"{name} is in the configuration; take it out there and reload, or drain it")
+        entry = name.rpartition("@")[0]
+        if name in self._known() and entry in self._known():
+            return _conflict(f"{name} is an address of {entry}; drain it, or remove {entry}")
+        return self._unknown(name)
 
     def _unknown(self, name: str) -> Refusal:
         return Refusal(
@@ -161,6 +177,13 @@ class Engines:
 
     def __repr__(self) -> str:
         return f"<Engines {len(self.live.engines)} added, {len(self.live.draining)} draining>"
+
+
+def _of_one(problem: Problem) -> tuple[str, str]:
+    """The field of the entry, and what is wrong with it."""
+    key = problem.key.removeprefix("engines[0]").removeprefix(".")
+    detail = f" (allowed: {problem.allowed})" if problem.allowed else ""
+    return key, f"{key}: {problem.message}{detail}" if key else f"{problem.message}{detail}"
 
 
 def _conflict(why: str) -> Refusal:

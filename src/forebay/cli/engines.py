@@ -40,7 +40,7 @@ def list_(as_json_: JsonOption = False, config: ConfigOption = None, state_dir: 
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its label in metrics, logs and headers.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its label in metrics and logs.")],
     url: Annotated[str, typer.Argument(metavar="URL", help="http:// or https:// and a host, without /v1.")],
     kind: Annotated[str | None, typer.Option(help="What it is, as under engines in forebay.yaml.")] = None,
     models: Annotated[
@@ -136,13 +136,12 @@ def _table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "url", "state", "in flight", "models", "from", "why"):
+    for column in ("name", "url", "kind", "state", "in flight", "models", "from", "why"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for row in rows:
         models = ", ".join(row["models"])
-        table.add_row(
-            *(row["name"], row["url"], row["state"], str(row["in_flight"]), models, row["source"], row.get("why", ""))
-        )
+        cells = (row["name"], row["url"], row.get("kind", ""), row["state"], str(row["in_flight"]), models)
+        table.add_row(*cells, row["source"], row.get("why", ""))
     # Into a pipe, lines are not folded: other programs read them.
     Console(width=None if sys.stdout.isatty() else 1_000, highlight=False, markup=False).print(table)
 
@@ -154,7 +153,9 @@ def _reach(config: Path | None, state_dir: Path | None) -> AdminSocket:
         state_dir = found.state_dir
     admin = AdminSocket(admin_socket(state_dir.absolute()), "forebay engines")
     if not admin.answers():
-        _fail(f"no gateway runs with the state directory {state_dir}: nothing answers on {admin.path}", EX_UNAVAILABLE)
+        where = "" if config is not None else "; --config names another's configuration"
+        said = f"no gateway runs with the state directory {state_dir}: nothing answers on {admin.path}"
+        _fail(said + where, EX_UNAVAILABLE)
     return admin
 
 

@@ -26,7 +26,7 @@ _COLOURS: Final = MappingProxyType(
 
 
 class View(Protocol):
-    def say(self, text: str) -> None:
+    def say(self, text: str, level: int = logging.INFO) -> None:
         """Something that people should know."""
         ...
 
@@ -36,8 +36,8 @@ class View(Protocol):
 
 
 class Lines:
-    def say(self, text: str) -> None:
-        log.info("%s", text)
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        log.log(level, "%s", text)
 
     async def follow(self, engines: Sequence[Launched]) -> None:
         await asyncio.gather(*(engine.settled.wait() for engine in engines))
@@ -50,9 +50,9 @@ class Moving(Lines):
         self._console = console
         self._live: Live | None = None
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, level: int = logging.INFO) -> None:
         if self._live is None:
-            super().say(text)
+            super().say(text, level)
         else:
             self._live.console.print(text, markup=False, highlight=False)
 

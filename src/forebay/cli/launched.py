@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -48,11 +49,12 @@ class Phase(StrEnum):
 
 
 class Launched:
-    """Mutable state: the guard's process, the phase, how many failures in a row. `say` gets what people should know."""
+    """Mutable state: the guard's process, the phase, how many failures in a row. `say` gets what people should know,
+    and its level of logging."""
 
     def __init__(
         self, engine: Engine, launch: Launch, program: Program, command: CommandLine, log: EngineLog,
-        say: Callable[[str], None],
+        say: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         self.name = engine.name
         self.launch = launch
@@ -87,11 +89,11 @@ class Launched:
             said = self._explained(why)
             if failures > self.launch.restarts:
                 times = f" {failures} times in a row" if failures > 1 else ""
-                self._say(f"{self.name} failed{times} and is given up: {said}")
+                self._say(f"{self.name} failed{times} and is given up: {said}", logging.ERROR)
                 self._enter(Phase.FAILED)
                 self.settled.set()
                 return
-            self._say(f"{self.name} {said}\n  it is started again in {delay:g} s")
+            self._say(f"{self.name} {said}\n  it is started again in {delay:g} s", logging.WARNING)
             self._enter(Phase.RESTARTING)
             await unless(self._stop, asyncio.sleep(delay))
             delay = min(MAX_DELAY, delay * 2)
@@ -201,7 +203,8 @@ class Launched:
             if status == 200:
                 self._healthy_at = time.monotonic()
                 self._enter(Phase.HEALTHY)
-                self._say(f"{self.name} is healthy after {self._healthy_at - began:.1f} s, on {self.launch.url}")
+                took = self._healthy_at - began
+                self._say(f"{self.name} is healthy after {took:.1f} s, on {self.launch.url}", logging.INFO)
                 self.settled.set()
                 return True
             if status is not None and self.phase is Phase.STARTING:

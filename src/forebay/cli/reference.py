@@ -353,8 +353,11 @@ Counters are summed over processes and do not fall when one restarts.
     values = f"""Values of labels: `route` is {routes}, `other`, or `-` where none was understood; `model` is the name asked
 for, from the catalogue, or `-`; `class` is `vip`, `normal`, `low` or `-`; `outcome` as above; `engine` is its name in the
 configuration; `kind` is `prompt` or `completion`; `decision` is `admit`, `wait` or the code of a refusal; `reason` is {", ".join(f"`{r}`" for r in SHED_REASONS)}; `failure` is {failures}, or what an answer showed: `status_3xx`,
-`status_4xx`, `status_5xx`, `overloaded`, `error_event`, `empty_stream`, `not_json`, `error_too_large`; `code` is a
-refusal's; `state` is a state of [lifecycle.py](../src/forebay/lifecycle.py); `process` is `supervisor`, `admin` or
+`status_4xx`, `status_5xx`, `overloaded`, `error_event`, `empty_stream`, `not_json`, `not_foldable`, `coding`, `too_large`,
+`event_too_large`, `error_too_large`, `other_model`, `stalled`; `event` is why a breaker opened, `failures` or `stalled`, or
+`closed`; `prompt` is `prefill_engine` or `whole`; `tokens` is `all`, `believed_cached` or `cached`; `how` is `exact` or
+`estimated`, and of aborts `told`, `failed` or `left_out`; `code` is a refusal's; `state` is a state of
+[lifecycle.py](../src/forebay/lifecycle.py), and of engines [one of these](health.md#who-gets-requests); `process` is `supervisor`, `admin` or
 `worker-0`. A family holds at most 4,096 series a worker; what is beyond is counted under `_other`."""
     yield f"""
 {_wrapped(values)}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from forebay.config.document import Node, Path, Trouble
-from forebay.config.engine import Engine, Role
+from forebay.config.engine import Engine, EngineKind, Role
 from forebay.config.enginelist import load_list
 from forebay.config.fit import idle_settings
 from forebay.config.launch import SECRET_VARIABLE, Launch
@@ -21,12 +21,18 @@ def cautions(config: Config, tree: Node | None) -> Iterator[Trouble]:
     if not config.engines and config.engines_file is None:
         yield Trouble(0, ("engines",), "there are none: `forebay serve` needs one here, or its --engine")
     yield from _engines(config, tree)
+    listed: tuple[Engine, ...] = ()
     if config.engines_file is not None:
         try:
-            load_list(config.engines_file, os.environ)
+            listed = load_list(config.engines_file, os.environ)
         except ConfigError as e:
             for problem in e.problems[:20]:
                 yield Trouble(0, ("engines_file",), f"cannot be used as it is: {problem}")
+    names = {engine.name for engine in config.engines}
+    for engine in listed:
+        if engine.name in names:
+            yield Trouble(0, ("engines_file",), "left out: engines has one of that name", f"'{engine.name}'")
+    yield from _roles(config.engines, (*config.engines, *(e for e in listed if e.name not in names)))
     yield from _models(config)
     yield from _callers(config, tree)
     yield from _timeouts(config)
@@ -51,8 +57,8 @@ def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
                 yield Trouble(0, (*at, "url"), "api_key crosses the network unencrypted; use https://", engine.url)
             if _in_the_open(tree, (*at, "api_key")):
                 yield Trouble(0, (*at, "api_key"), "the key is readable in the file; write ${VAR}")
-        if engine.role is Role.PREFILL and engine.models and not _decodes(config, engine):
-            yield Trouble(0, (*at, "role"), "no engine decodes what it prefills: it is used as one of role both")
+        if engine.kind is EngineKind.ANTHROPIC and engine.api_key is None:
+            yield Trouble(0, at, "there is no api_key, which Anthropic's API asks for: write ${VAR}")
         if engine.launch is not None:
             yield from _launch(engine.launch, engine.api_key is not None, tree, (*at, "launch"))
         if url.scheme == "https" and not engine.tls.verify:
@@ -65,10 +71,27 @@ def _engines(config: Config, tree: Node | None) -> Iterator[Trouble]:
             )
 
 
-def _decodes(config: Config, prefill: Engine) -> bool:
-    """Whether another engine might decode one of its models; one that is not asked yet might."""
-    models = set(prefill.models)
-    return any(e.role is not Role.PREFILL and (not e.models or models & set(e.models)) for e in config.engines)
+def _roles(written: tuple[Engine, ...], everywhere: tuple[Engine, ...]) -> Iterator[Trouble]:
+    """Engines without another that theirs is the half of."""
+    for index, engine in enumerate(written):
+        at: Path = ("engines", index, "role")
+        alone = engine.kind is EngineKind.SGLANG  # it answers nothing alone
+        if engine.role is Role.PREFILL and engine.models:
+            others = (Role.DECODE,) if alone else (Role.DECODE, Role.BOTH)
+            if not any(other.role in others and _belong(engine, other) for other in everywhere):
+                then = "it gets no requests" if alone else "it is used as one of role both"
+                yield Trouble(0, at, f"no engine decodes what it prefills: {then}")
+        if engine.role is Role.DECODE and engine.models and alone:
+            prefills = [other for other in everywhere if other.role is Role.PREFILL]
+            if not any(_belong(engine, other) for other in prefills):
+                yield Trouble(0, at, "no engine prefills what it decodes: it gets no requests")
+
+
+def _belong(one: Engine, other: Engine) -> bool:
+    """Whether KV might go from one to the other: of one kind, with a model in common; what is still to be asked of an
+    engine might be so."""
+    kinds = {one.kind, other.kind} - {EngineKind.AUTO}
+    return len(kinds) < 2 and (not other.models or bool(set(one.models) & set(other.models)))
 
 
 def _launch(launch: Launch, key: bool, tree: Node | None, at: Path) -> Iterator[Trouble]:

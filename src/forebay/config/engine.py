@@ -99,7 +99,7 @@ _HAND_OVER = frozenset({"vllm", "sglang", "auto"})
 
 class Engine(Section):
     name: Name
-    """Its label in metrics, logs and headers."""
+    """Its label in metrics and logs."""
     url: str = ""
     """http:// or https:// and a host, without `/v1`; a path is kept as a prefix. Required, except with launch."""
     kind: EngineKind = EngineKind.AUTO
@@ -211,6 +211,8 @@ class Engine(Section):
 
     @model_validator(mode="after")
     def _one_listens_to_one(self) -> Engine:
+        if self.kv_events is not None and self.kind not in _HAND_OVER:
+            raise clash(f"kv_events is for engines of the kinds vllm and sglang, not {self.kind}")
         if self.kv_events is not None and self.discover is not Discover.NO:
             raise clash("kv_events is of one engine, and discover makes one of every address: list the engines instead")
         return self

@@ -29,7 +29,7 @@ def explain(error: ErrorDetails, tree: Node) -> Trouble:
         return Trouble(node.line, loc[:-1], "not a name that can be used", found(node, key=True), allowed(_NAME))
     node = tree.nearest(loc)
     if kind in ("value_error", "clash"):
-        return Trouble(node.line, loc, _reason(error), found(node))
+        return Trouble(node.line, loc, _reason(error), "" if isinstance(node.value, dict) else found(node))
     if kind in ("enum", "literal_error"):
         return Trouble(node.line, loc, "not one of the choices" + _nearest(node, loc), found(node), _allowed(loc))
     return Trouble(node.line, loc, _KINDS.get(kind, error["msg"]), found(node), _allowed(loc))
@@ -73,7 +73,7 @@ def _reason(error: ErrorDetails) -> str:
 def _allowed(path: Path) -> str:
     schema = at(path)
     words = allowed(schema)
-    return str(schema.get("description", words)).rstrip(".") if words == "text" else words
+    return " ".join(str(schema.get("description", words)).split()).rstrip(".") if words == "text" else words
 
 
 def _unknown_key(loc: Path, tree: Node) -> Trouble:

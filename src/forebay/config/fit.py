@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from forebay.config.placement import PlacementKind
 from forebay.config.section import Class
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def impossible(admission: Admission, engines: Iterable[Engine]) -> Iterator[str]
 
 def idle_settings(config: Config) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
     """(path, what is wrong, what was found) of what is set in vain."""
+    yield from _placement(config)
     admission = config.admission
     if not admission.enabled:
         written = admission.model_fields_set - {"record"}
@@ -80,3 +82,18 @@ def idle_settings(config: Config) -> Iterator[tuple[tuple[str | int, ...], str, 
             yield ("engines", i, "max_num_batched_tokens"), message, f"{engine.max_num_batched_tokens:,}"
     if admission.record is not None and not admission.record.parent.is_dir():
         yield ("admission", "record"), "its folder is not there: nothing will be recorded", ""
+
+
+def _placement(config: Config) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
+    placement, best = config.placement, config.placement.policy is PlacementKind.BEST
+    written = placement.model_fields_set
+    if config.admission.enabled:
+        if not best:
+            yield ("placement", "policy"), "not used: with admission it is always best", placement.policy.value
+    elif not best:
+        for name in sorted(written - {"policy", "report_interval"}):
+            yield ("placement", name), "not used: placement.policy is round_robin", ""
+        return
+    for i, engine in enumerate(config.engines):
+        if engine.zone is not None and placement.zone is None:
+            yield ("engines", i, "zone"), "not used: placement.zone does not say where the gateway stands", engine.zone

@@ -61,7 +61,7 @@ class Launch(Section):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=1_024)] | None = None
     """GPUs that share each layer."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the GPU's memory; of what each engine takes it, docs/engines.md says."""
+    """Share of the GPU's memory; of what each engine takes it, docs/launch.md says."""
     max_model_len: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
     """Tokens of prompt and answer together."""
     dtype: Annotated[str, StringConstraints(min_length=1, max_length=32), AfterValidator(_one_line)] | None = None

@@ -62,5 +62,5 @@ class Placement(Section):
     @classmethod
     def _names(cls, value: str | None) -> str | None:
         if value is not None and not _TOKEN.fullmatch(value):
-            raise ValueError("a header's or cookie's name has letters, digits and - only")
+            raise ValueError("a header's or cookie's name has letters, digits and !#$%&'*+-.^_`|~ only, without blanks")
         return value

@@ -251,7 +251,8 @@ class Admitting:
         cached = usage.cached_tokens if usage is not None else None
         if ask.engine:
             self._placed.value += ask.prompt_tokens
-            self._believed.value += ask.cached.get(ask.engine, 0)
+            x.believed = ask.cached.get(ask.engine, 0)
+            self._believed.value += x.believed
             self._cached.value += cached or 0
         if self.feeds is not None:
             prompt = usage.prompt_tokens if usage is not None and x.outcome is _OK else None

@@ -316,6 +316,8 @@ class Gateway:
             shown = (x.request.body[:SHOWN], x.shown)
             asked, answered = (msgspec.json.encode(text.decode("utf-8", "replace")) for text in shown)
             spent += b',"body":%b,"answer":%b' % (asked, answered)
+        if x.believed:
+            spent += b',"believed_cached":%d' % x.believed
         if x.legs is not None and x.legs.prefill is not None:
             spent += b',"prefill":"%b"' % x.legs.prefill.name.encode()
         if x.refusal is not None:

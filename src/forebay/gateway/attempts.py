@@ -52,6 +52,7 @@ class Attempts(ABC):
         "abort",
         "ask",
         "attempts",
+        "believed",
         "body",
         "call",
         "counted",
@@ -131,6 +132,8 @@ class Attempts(ABC):
         # Its outcome and its client's status, where that has left, and the engine is read on for its usage.
         self._leaving: tuple[Outcome, int] | None = None
         self.ask: Ask | None = None
+        self.believed = 0
+        """Prompt tokens that placement took to be cached on the last engine."""
         self.counted: Counted = NOTHING  # its prompt, as its tokens were estimated
         reply.on_gone = self.client_gone
 

@@ -82,7 +82,7 @@ class Exchange(Attempts):
                 return
         name = gateway.placement.choose(self.entry.name, candidates, self.received_at)
         if name is None:
-            self.refuse(last or errors.no_engine(self.entry.name, "none of its engines is healthy"))
+            self.refuse(last or errors.no_engine(self.entry.name, self.entry.why_none))
             return
         if name in gateway.fleet.eased:
             name = gateway.fleet.instead(gateway.placement, self.entry.name, candidates, name)

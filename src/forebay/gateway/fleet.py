@@ -273,9 +273,7 @@ class Fleet:
         Refusal."""
         known = [n for n in self.catalog if usable is None or usable(n)]
         if model in known:
-            engines = self.catalog[model].engines
-            drained = all(h.draining for h in engines)
-            raise errors.no_engine(model, "its engines drain" if drained else "none of its engines is healthy")
+            raise errors.no_engine(model, self.catalog[model].why_none)
         now = self._clock()
         if model not in self.catalog and any(h.may_yet_know(now) for h in self.handles.values()):
             raise errors.no_engine(model, "an engine that may serve it has not answered yet")
@@ -369,15 +367,13 @@ class Fleet:
         if handle not in self._open:
             log.warning("engine %s gets no requests for now: %s", handle.name, why)
         self._open.add(handle)
-        handle.why = why
+        handle.trouble = why
         self.breaks.series(handle.name, event).add()
         self._look_again(handle)
 
     def _closed(self, handle: Handle) -> None:
         self._open.discard(handle)
-        handle.stalled = False
-        if handle.healthy:
-            handle.why = ""
+        handle.stalled, handle.trouble = False, ""
         log.info("engine %s gets requests again", handle.name)
         self.breaks.series(handle.name, "closed").add()
         if handle.share(self._clock()) < 1.0:
@@ -385,6 +381,7 @@ class Fleet:
         self._look_again(handle)
 
     def _out(self, handle: Handle, why: str) -> None:
+        handle.reported = True
         log.warning("engine %s is out: %s", handle.name, why)
         self._look_again(handle)
 

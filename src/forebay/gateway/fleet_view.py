@@ -44,7 +44,7 @@ def _row(h: Handle, state: str) -> EngineState:
         h.healthy,
         h.models,
         h.in_flight,
-        h.why,
+        h.wrong,
         kind=h.adapter.kind,
         version=h.report.version or "",
         state=state,

@@ -79,6 +79,7 @@ class Handle:
         "reported",
         "rests_until",
         "stalled",
+        "trouble",
         "usable",
         "wanted",
         "why",
@@ -102,6 +103,9 @@ class Handle:
         self.stalled = False
         self.rests_until = 0.0
         self.why = "not checked yet"
+        """Of the last check that went wrong."""
+        self.trouble = ""
+        """Why its breaker is not closed."""
         self.reported = False
         self.discovered: tuple[str, ...] | None = None
         self.in_flight = 0
@@ -134,6 +138,11 @@ class Handle:
         if self.stalled:
             return "stalled"
         return "healthy" if self.breaker.state is BreakerState.CLOSED else self.breaker.state.value
+
+    @property
+    def wrong(self) -> str:
+        """Why it gets no requests, or what went wrong last; empty where all is well."""
+        return (self.trouble if self.healthy else "") or self.why
 
     def share(self, now: float) -> float:
         """Of the traffic that it would get otherwise, in (0, 1]: less while it starts slowly, hardly any while it
@@ -204,7 +213,8 @@ class Handle:
         """Where it is the same server under other settings, what was known of it holds until the next check."""
         ours, theirs = self.config, before.config
         if (ours.url, ours.kind, ours.tls, ours.api_key) == (theirs.url, theirs.kind, theirs.tls, theirs.api_key):
-            self.healthy, self.why = before.healthy, before.why
+            self.healthy, self.why, self.reported = before.healthy, before.why, before.reported
+            self.trouble = before.trouble
             self.discovered, self.report = before.discovered, before.report
             self.adapter, self.look = before.adapter, before.look
             self.dialect = dialect_of(ours, self.adapter)
@@ -213,7 +223,7 @@ class Handle:
             self.first_mean, self.firsts = before.first_mean, before.firsts
 
     def __repr__(self) -> str:
-        well = self.state if self.healthy else self.why
+        well = self.state if self.healthy else self.wrong
         return f"<Engine {self.name} {well} {self.in_flight} in flight>"
 
 
@@ -260,6 +270,20 @@ class Entry:
             healthy = tuple([c for c in self.spares if c not in tried])
             return healthy, healthy
         return healthy, tuple([c for c in self.able if c not in tried])
+
+    @property
+    def why_none(self) -> str:
+        """Why none of its engines takes requests, for people."""
+        engines = self.engines
+        if all(h.draining for h in engines):
+            return "its engines drain"
+        if any(h.usable for h in engines):  # which decodes, and cannot answer alone
+            return "none of its prefill engines takes requests"
+        return (
+            "none of its engines takes requests"
+            if any(h.healthy for h in engines)
+            else "none of its engines is healthy"
+        )
 
     def shared(self, suffix: bytes) -> bytes:
         """The same bytes, one object for all streams of this model: it stays in the processor's cache."""

@@ -41,6 +41,10 @@ MOST_WAITING: Final = 10_000
 """Messages kept by ZMQ while we do not read; beyond, they are dropped, which makes a gap."""
 LARGEST: Final = 16 << 20
 """Bytes of a message."""
+SILENT: Final = 8
+"""Prompts that an engine has computed without a word of their blocks, until that is said."""
+TELLING: Final = 256
+"""Tokens computed of a prompt that must have filled a block."""
 _END: Final = (1 << 64) - 1  # vLLM's and SGLang's -1
 _PING_MS: Final = 10_000
 _LOST_MS: Final = 30_000
@@ -117,6 +121,8 @@ class KvFeeds:
         feed = self._feeds.get(engine)
         if feed is not None:
             feed.blocks.ended(self._session(key), tokens, cached, now)
+            if not feed.heard and (tokens or 0) - (cached or 0) >= TELLING:
+                feed.silent()
 
     def _session(self, key: int) -> str:
         """Other workers and gateways hear of their requests' blocks and ours, and no client can guess these names."""
@@ -167,6 +173,9 @@ class Feed:
         self.settings = settings
         self.blocks = blocks
         self.task: asyncio.Task[None] | None = None
+        self.heard = False
+        """Whether a message came."""
+        self._silent = 0
         self._context = context
         self._clock = clock
         self._reader = Reader(blocks)
@@ -177,6 +186,16 @@ class Feed:
     def close(self) -> None:
         if self.task is not None:
             self.task.cancel()
+
+    def silent(self) -> None:
+        """It has computed a prompt, and said nothing so far. ZMQ connects in the background and tells nobody that an
+        endpoint is wrong."""
+        self._silent += 1
+        if self._silent == SILENT:
+            self._warn(
+                f"none came, and it has computed {SILENT} prompts: look at the endpoint ({self.settings.endpoint}) and "
+                f"topic ('{self.settings.topic}') of its kv_events, and at the engine's --kv-events-config"
+            )
 
     async def run(self) -> None:
         """Until cancelled, or where ZMQ cannot use the endpoint."""
@@ -222,6 +241,9 @@ class Feed:
         if len(frames) != 3 or len(frames[1]) != 8:
             self._warn("a message is not topic, number and payload")
             return
+        if not self.heard:
+            self.heard = True
+            log.info("engine %s: its KV events come", self.engine)
         number = int.from_bytes(frames[1], "big")
         expected = self._next
         if expected is not None and number < expected:

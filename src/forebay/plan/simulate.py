@@ -152,7 +152,7 @@ def _check(setup: Setup) -> None:
     if setup.policy == "none" and setup.placement == "best" and setup.decode_engines:
         raise SimulateError("placement best does not know prefill and decode engines apart; leave decode_engines out")
     if setup.policy == "disaggregation" and not setup.decode_engines:
-        raise SimulateError("policy disaggregation is for prefill and decode engines; give --decode-engines N")
+        raise SimulateError("policy disaggregation is for prefill and decode engines; give --vary decode_engines=N")
     slo = setup.slo
     for option, value in (("slo-ttft", slo.ttft), ("slo-ttft-per-1k", slo.per_1k), ("slo-tpot", slo.tpot)):
         if not value >= 0 or (option != "slo-tpot" and not isfinite(value)):

@@ -68,7 +68,8 @@ class Server:
 
     def __init__(self, handler: Handler, limits: Limits, timeouts: Timeouts, ticker: Ticker) -> None:
         self.handler = handler
-        self.limits = _within_descriptors(LimitValues.of(limits))
+        self._said = (0, 0)
+        self.limits = self._within_descriptors(limits)
         self.timeouts = TimeoutValues.of(timeouts)
         self.ticker = ticker
         self.counters = ServerCounters()
@@ -100,7 +101,7 @@ class Server:
 
     def configure(self, limits: Limits, timeouts: Timeouts) -> None:
         """New limits, for connections and requests that come after."""
-        self.limits = _within_descriptors(LimitValues.of(limits))
+        self.limits = self._within_descriptors(limits)
         self.timeouts = TimeoutValues.of(timeouts)
 
     def start_drain(self) -> None:
@@ -164,18 +165,20 @@ class Server:
         for connection in late:
             connection.timed_out(now)
 
+    def _within_descriptors(self, limits: Limits) -> LimitValues:
+        """No more connections than leave each a descriptor for its engine, and some for everything else."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = max(1, (soft - RESERVED) // 2)
+        values = LimitValues.of(limits)
+        if values.connections <= most:
+            return values
+        if self._said != (most, values.connections):  # a reload that changes nothing of it says nothing of it
+            self._said = (most, values.connections)
+            log.info("limits.connections: %d instead of %d, for want of descriptors (ulimit -n)", *self._said)
+        return dataclasses.replace(values, connections=most)
+
     def __repr__(self) -> str:
         return f"<Server {len(self.connections)} connections{' draining' if self.draining else ''}>"
-
-
-def _within_descriptors(limits: LimitValues) -> LimitValues:
-    """No more connections than leave each a descriptor for its engine, and some for everything else."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(1, (soft - RESERVED) // 2)
-    if limits.connections <= most:
-        return limits
-    log.info("limits.connections: %d instead of %d, for want of descriptors (ulimit -n)", most, limits.connections)
-    return dataclasses.replace(limits, connections=most)
 
 
 class _LeaveWatch:
