@@ -17,7 +17,7 @@ from waiting import eventually, read_until
 
 WORD = event(delta({"content": "Hi"}))
 LAST = event(delta({}, "stop"))
-MODELS = 12
+MODELS = 13
 
 
 @dataclass
@@ -135,6 +135,16 @@ def test_no_room_is_used_twice_and_none_is_the_clients(pools: Pools) -> None:
     rooms = {r.json["bootstrap_room"] for r in pools.decode.requests(test)}
     assert len(rooms) == 3 and 7 not in rooms
     assert {r.json["bootstrap_host"] for r in pools.decode.requests(test)} == {"127.0.0.1"}
+
+
+def test_a_clients_own_rid_is_not_sent(pools: Pools) -> None:
+    """SGLang refuses a rid that is in flight: two clients with the same one would be in each other's way."""
+    model, test = pools.play()
+    answer = pools.gateway.ask(chat(model, rid="mine", seed=7), x_test=test)
+    assert answer.status == 200
+    for engine in (pools.prefill, pools.decode):
+        sent = engine.one(test).json
+        assert "rid" not in sent and sent["seed"] == 7
 
 
 def test_a_decode_engine_without_a_prefill_engine_serves_nobody(pools: Pools) -> None:

@@ -70,7 +70,7 @@ class Disaggregating:
         if must and not prefills:
             x.broken(errors.no_engine(x.entry.name, "none of its prefill engines is left"))
             return True
-        if prefills and x.front.route.streams and self._send(x, decode, cleaned, prefills, must=must):
+        if prefills and x.front.route.streams and self._send(x, decode, cleaned, prefills, protocol, must=must):
             return True
         if cleaned is payload:
             return False
@@ -86,7 +86,16 @@ class Disaggregating:
         kind = decode.adapter.kind
         return {p.name: p for p in x.entry.prefills if p.adapter.kind == kind and not x.has_tried(p.name)}
 
-    def _send(self, x: Exchange, decode: Handle, payload: bytes, prefills: dict[str, Handle], *, must: bool) -> bool:
+    def _send(
+        self,
+        x: Exchange,
+        decode: Handle,
+        payload: bytes,
+        prefills: dict[str, Handle],
+        protocol: Handover | None,
+        *,
+        must: bool,
+    ) -> bool:
         """True: it was sent, in two calls or as a whole that is kept in the books."""
         policy, now = self.policy, monotonic()
         for handle in (*prefills.values(), decode):
@@ -116,6 +125,8 @@ class Disaggregating:
             )
         if split is not None:
             fields = _fields.decode(payload)
+            if protocol is Handover.BOOTSTRAP:
+                fields.pop("rid", None)  # SGLang refuses one that is in flight, be it another client's
             if not must and any(bytes(fields.get(f, b"null")) not in _PLAIN for f in _OF_THE_PROMPT):
                 split = None
         self._keys += 1
