@@ -79,7 +79,7 @@ class EngineView:
             found["kind"] = self.kind
         if self.version:
             found["version"] = self.version
-        if self.why and min(self.healthy, self.usable) < self.seen:
+        if self.why and (self.state != "healthy" or min(self.healthy, self.usable) < self.seen):
             found["why"] = self.why
         return found
 

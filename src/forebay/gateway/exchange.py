@@ -78,7 +78,7 @@ class Exchange(Attempts):
                 admitting.begin(self, able)
                 return
             if admitting.places and len(candidates) > 1:
-                admitting.begin(self, candidates)
+                admitting.begin(self, gateway.fleet.probes_first(candidates))
                 return
         name = gateway.placement.choose(self.entry.name, candidates, self.received_at)
         if name is None:

@@ -349,6 +349,14 @@ class Fleet:
             name = placement.choose(model, candidates, now) or name
         return slow or first
 
+    def probes_first(self, candidates: tuple[str, ...]) -> tuple[str, ...]:
+        """One of them alone that is to be probed; else all. By its score it would hardly be chosen while others are
+        idle, and would stay out."""
+        for handle in self._open:
+            if handle.usable and handle.breaker.state is BreakerState.HALF_OPEN and handle.name in candidates:
+                return (handle.name,)
+        return candidates
+
     def probed(self, handle: Handle) -> None:
         """A probe was sent: there may be room for no more."""
         self._look_again(handle)

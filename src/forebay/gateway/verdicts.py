@@ -25,7 +25,9 @@ def judge(fleet: Fleet, handle: Handle, outcome: Outcome, probe: int, why: str, 
         handle.answered_at = now
         breaker = handle.breaker
         breaker.good += 1
-        if breaker.tender:
+        if handle.stalled and not probe:
+            fleet.heard_again(handle)  # sent before it fell silent, and answered after all
+        elif breaker.tender:
             fleet.went_well(handle, probe)
     elif outcome in _BADLY:
         fleet.went_badly(handle, probe, why)
