@@ -211,7 +211,7 @@ def test_an_engine_s_own_refusal_is_tried_elsewhere_and_leaves_nothing_behind() 
         crowd = Crowd(gateway)
         a.ask("PUT", "/control/faults", [{"kind": "overload503"}])
         assert ends(asyncio.run(wave(crowd, 20))) == {(200, ""): 20}
-        assert gateway.metric("forebay_retries_total", engine="e0") >= 5
+        assert gateway.metric("forebay_retries_total", engine="e0") >= 1  # then it is spared for a while
         nothing_is_left(gateway)
         b.ask("PUT", "/control/faults", [{"kind": "overload429", "arg": 7}])
         told = asyncio.run(wave(crowd, 20))

@@ -108,7 +108,8 @@ def test_shedding_is_seen_with_its_reason_from_its_begin_to_its_end(gateway: Gat
     assert "engine e0 sheds load: shed_kv" in begun["msg"]
     assert abs(_seconds(begun["ts"]) - _seconds(change["time"])) < 1.0
     history = engine_on(gateway)["history"]
-    assert [one["reason"] for one in history] == ["shed_kv", ""]
+    reasons = [one["reason"] for one in history]  # on a busy machine it may begin again
+    assert reasons == ["shed_kv", ""] * (len(reasons) // 2) and reasons
     assert history[0] == change
     assert _seconds(history[1]["time"]) > _seconds(change["time"])
 

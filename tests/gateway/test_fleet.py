@@ -177,9 +177,11 @@ def test_drained_by_its_name_or_by_one_address(three: int) -> None:
         async with fleet(Names("127.0.0.1", "127.0.0.2"), **by_name(three)) as made:
             await until(lambda: len(usable(made)) == 2)
             made.set_live([], ["vllm@127.0.0.1"])
-            assert (usable(made), made.watcher.usable) == (["vllm@127.0.0.2"], ["vllm@127.0.0.2"])
+            assert usable(made) == ["vllm@127.0.0.2"]
+            await until(lambda: made.watcher.usable == ["vllm@127.0.0.2"])  # changes come in flocks on a busy machine
             made.set_live([], ["vllm"])
-            assert (usable(made), made.catalog["m"].candidates) == ([], ())
+            assert usable(made) == []
+            await until(lambda: made.catalog["m"].candidates == ())
             assert {h.state for h in made.handles.values()} == {"draining"}
             made.set_live([], [])
             assert len(usable(made)) == 2
