@@ -47,11 +47,10 @@ class Admitted:
 
     def on_arrival(self, ask: Arrival, row: int, now: float) -> int:
         asked = self._asked(ask, row, now)
-        decision = self.admission.offer(asked, now)
-        if self._answer(decision) == REFUSE:
-            return REFUSE
-        self._asks[row] = asked
-        return self._answer(decision)
+        answer = self._answer(self.admission.offer(asked, now))
+        if answer != REFUSE:
+            self._asks[row] = asked
+        return answer
 
     def _asked(self, ask: Arrival, row: int, now: float) -> Ask:
         return Ask(
