@@ -21,6 +21,7 @@ from forebay.config.disaggregation import Disaggregation
 from forebay.config.engine import VISIBLE, Engine, Role
 from forebay.config.fit import impossible
 from forebay.config.health import Health
+from forebay.config.ledger import Ledger
 from forebay.config.placement import Placement
 from forebay.config.section import Class, Name, Seconds, Secret, Section
 from forebay.config.section import clash as _clash
@@ -350,6 +351,8 @@ class Config(Section):
     """Which engine of a model gets a request."""
     disaggregation: Disaggregation = Disaggregation()
     """Prefill on one engine, decode on another."""
+    ledger: Ledger = Ledger()
+    """Tokens and money."""
 
     @field_validator("listeners")
     @classmethod
