@@ -37,6 +37,9 @@ class Body(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: Raw = _ABSENT
     kv_transfer_params: Raw = _ABSENT
     bootstrap_host: Raw = _ABSENT
     bootstrap_port: Raw = _ABSENT
@@ -62,6 +65,12 @@ class Body(msgspec.Struct, frozen=True):
         if found == _NONE_BEFORE:
             return b""
         return b"\0".join(map(bytes, found))
+
+    @property
+    def end_user(self) -> str:
+        """Who asks, by the caller's own name for them; "" where it names nobody. OpenAI calls the field
+        `safety_identifier` by now."""
+        return self.user or self.safety_identifier or ""
 
     @property
     def skips_cache(self) -> bool:
@@ -96,6 +105,13 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: Raw = _ABSENT
+
+    @property
+    def end_user(self) -> str:
+        return self.user or self.safety_identifier or ""
 
 
 AnyBody = ChatBody | CompletionBody | EmbeddingBody

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from forebay.errors import Refusal
 from forebay.wire.head import STATUS_LINES, block, status_line
 from forebay.wire.message import Request
+
+HELD: Final = 65_536
+"""Bytes."""
 
 
 class Outlet(Protocol):
@@ -27,14 +30,30 @@ class Reply:
 
     `on_gone` is called once if the client leaves before `end`; `on_pause` and `on_resume` when its buffer is full and
     when it has room again. `extra` is a header block added to the head.
+
+    Between `hold` and `release` nothing of it goes out, and at most `HELD` bytes wait before it says that it is full.
     """
 
-    __slots__ = ("_chunked", "_connection", "extra", "on_gone", "on_pause", "on_resume", "request", "sent", "started")
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_held",
+        "_last",
+        "extra",
+        "on_gone",
+        "on_pause",
+        "on_resume",
+        "request",
+        "sent",
+        "started",
+    )
 
     def __init__(self, connection: Outlet, request: Request) -> None:
         self._connection: Outlet | None = connection
         self.request = request
         self._chunked = False
+        self._held: bytearray | None = None
+        self._last: Callable[[Outlet], None] | None = None  # what is owed to the connection after what is held
         self.started = False
         self.sent = 0
         self.extra = b""
@@ -44,16 +63,60 @@ class Reply:
 
     @property
     def open(self) -> bool:
-        return self._connection is not None
+        return self._connection is not None and self._last is None
 
     @property
     def paused(self) -> bool:
-        return self._connection is not None and self._connection.blocked
+        held = self._held
+        return self._connection is not None and (self._connection.blocked or (held is not None and len(held) > HELD))
+
+    def hold(self) -> None:
+        """Keep what is written from now on."""
+        self._held = bytearray()
+
+    def release(self) -> None:
+        """Let go what was held."""
+        held, self._held = self._held, None
+        last, self._last = self._last, None
+        connection = self._connection
+        if held is None or connection is None:
+            return
+        if held:
+            connection.write(bytes(held))
+        if last is not None:
+            self._connection = None
+            last(connection)
+        elif len(held) > HELD and not connection.blocked and self.on_resume is not None:
+            self.on_resume()
+
+    def _put(self, connection: Outlet, data: bytes) -> None:
+        held = self._held
+        if held is None:
+            connection.write(data)
+            return
+        was_full = len(held) > HELD
+        held += data
+        if len(held) > HELD and not was_full and not connection.blocked and self.on_pause is not None:
+            self.on_pause()
+
+    def _close(self, connection: Outlet, last: Callable[[Outlet], None]) -> None:
+        """Nothing more is written."""
+        if self._held is not None:
+            self._last = last
+            return
+        self._connection = None
+        last(connection)
+
+    def _ended(self, connection: Outlet) -> None:
+        connection.ended(self)
+
+    def _cut(self, connection: Outlet) -> None:
+        connection.cut()
 
     def send(self, status: int, headers: bytes, body: bytes) -> None:
         """A whole answer; `headers` is a block without Content-Length."""
         connection = self._connection
-        if connection is None:
+        if connection is None or self._last is not None:
             return
         self.started = True
         request = self.request
@@ -68,9 +131,13 @@ class Reply:
         if request.method != b"HEAD":
             data += body
         self.sent = len(data)
-        connection.write(data)
-        self._connection = None
-        connection.ended(self)
+        if self._held is None:
+            connection.write(data)
+            self._connection = None
+            connection.ended(self)
+        else:
+            self._put(connection, data)
+            self._last = self._ended
 
     def refuse(self, refusal: Refusal) -> None:
         """The refusal as the whole answer. Raises RuntimeError where the answer has begun."""
@@ -83,7 +150,7 @@ class Reply:
     def start(self, status: int, headers: bytes, length: int | None = None) -> None:
         """The head of an answer that is written in pieces: `length` bytes of body, or chunked."""
         connection = self._connection
-        if connection is None:
+        if connection is None or self._last is not None:
             return
         self.started = True
         request = self.request
@@ -104,46 +171,44 @@ class Reply:
             b"" if request.keep_alive else b"connection: close\r\n",
         )
         self.sent += len(data)
-        connection.write(data)
+        self._put(connection, data)
 
     def write(self, data: bytes) -> None:
         """A piece of the body; not empty."""
         connection = self._connection
-        if connection is None:
+        if connection is None or self._last is not None:
             return
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         self.sent += len(data)
-        connection.write(data)
+        self._put(connection, data)
 
     def raw_writer(self) -> Callable[[bytes], None] | None:
-        """What takes chunks that are framed already, for a chunked answer that has begun; None for any other. The
-        writer counts nothing: add to `sent`."""
+        """What takes chunks that are framed already, for a chunked answer that has begun and is not held; None for any
+        other. The writer counts nothing: add to `sent`."""
         connection = self._connection
-        return connection.raw_writer() if connection is not None and self._chunked else None
+        return connection.raw_writer() if connection is not None and self._chunked and self._held is None else None
 
     def end(self) -> None:
         """The answer is whole."""
         connection = self._connection
-        if connection is None:
+        if connection is None or self._last is not None:
             return
         if self._chunked:
-            connection.write(b"0\r\n\r\n")
+            self._put(connection, b"0\r\n\r\n")
             self.sent += 5
-        self._connection = None
-        connection.ended(self)
+        self._close(connection, self._ended)
 
     def abort(self) -> None:
         """The answer is not whole and must not look so: what is written is flushed, then the connection closes."""
         connection = self._connection
-        if connection is None:
-            return
-        self._connection = None
-        connection.cut()
+        if connection is not None and self._last is None:
+            self._close(connection, self._cut)
 
     def gone(self) -> None:
         """For the connection: its client left."""
         self._connection = None
+        self._held = self._last = None
         if self.on_gone is not None:
             self.on_gone()
 
