@@ -53,6 +53,7 @@ class _Usage(msgspec.Struct, frozen=True):
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
+    cache_creation: Json | None = None
     output_tokens_details: Json | None = None
 
 
@@ -154,6 +155,8 @@ class _Count:
     def __init__(self) -> None:
         self._found: dict[str, int] = {}
         self._details: Json | None = None
+        self._made: Json | None = None
+        """By how long it is kept."""
 
     def add(self, usage: _Usage | None) -> _Count:
         if usage is not None:
@@ -162,6 +165,7 @@ class _Count:
                 if value is not None:
                     self._found[name] = value
             self._details = usage.output_tokens_details or self._details
+            self._made = usage.cache_creation or self._made
         return self
 
     def as_json(self) -> Json:
@@ -176,6 +180,8 @@ class _Count:
             "total_tokens": prompt + answer,
             "prompt_tokens_details": {"cached_tokens": read, "cache_creation_tokens": made},
         }
+        if self._made and made:
+            out["prompt_tokens_details"]["cache_creation_token_details"] = self._made
         thought = (self._details or {}).get("thinking_tokens")
         if isinstance(thought, int):
             out["completion_tokens_details"] = {"reasoning_tokens": thought}

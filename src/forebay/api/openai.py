@@ -128,6 +128,13 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int | None = None
     total_tokens: int | None = None
     prompt_tokens_details: dict[str, Any] | None = None
+    completion_tokens_details: Any = None
+    prompt_cache_hit_tokens: Any = None
+    """DeepSeek's word for cached tokens, part of `prompt_tokens`."""
+    cached_beside: Any = msgspec.field(name="cached_tokens", default=None)
+    """Moonshot's."""
+    reasoning_tokens: Any = None
+    """Perplexity's and SGLang's."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -140,6 +147,8 @@ class Usage(msgspec.Struct, frozen=True):
         """Prompt tokens that were not computed, from 0; None where the engine does not say."""
         details = self.prompt_tokens_details
         found = details.get("cached_tokens") if details is not None else None
+        if type(found) is not int:
+            found = self.prompt_cache_hit_tokens if self.prompt_cache_hit_tokens is not None else self.cached_beside
         return min(found, MOST_TOKENS) if type(found) is int and found >= 0 else None
 
 
