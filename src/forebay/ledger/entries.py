@@ -136,6 +136,10 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     next_seq: int
     currency: str
     at: float
+    follows: int = 0
+    """The segment that this one goes on from; 0: none."""
+    counts: int = 0
+    """Its bytes that are known to be on disk. What stands behind them, and in segments between, is said again here."""
 
 
 Record = Account | Priced | Reserved | Progress | Settled | Hit | Adjusted | Began

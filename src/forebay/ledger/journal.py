@@ -1,0 +1,469 @@
+"""A worker's journal: what it reserves and settles, on this host's disk within a few milliseconds.
+
+Records are taken on the event loop, which costs a few microseconds, and handed to a thread in groups (`journal_disk`);
+one write and one fsync make a group durable. While one is under way the next gathers. A record has a number, 1 and on;
+`committed` is the highest that is on disk, with all before it. Records stay in their order.
+
+When the disk fails, what is not known to be on it is kept in memory, within a bound, and written again into a new
+segment when the disk takes it: a failed fsync says nothing of what it wrote, and a second one would lie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Hashable, Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+
+from forebay.errors import Outcome
+from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Reserved, Settled
+from forebay.ledger.journal_disk import Disk, DiskWriter, Done, Opening, Work
+from forebay.ledger.journal_format import GROUP_BYTES, JournalBusy, JournalError, JournalFull, split
+from forebay.ledger.journal_read import Found, Open, find
+from forebay.ledger.journal_said import Said
+from forebay.ledger.tokens import NO_TOKENS, Tokens
+
+__all__ = ["Journal", "JournalBusy", "JournalError", "JournalFull", "Open", "State", "Tuning"]
+
+_log = logging.getLogger(__name__)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+SEQ_LEAP: Final = 1 << 20
+"""What `seq` skips at each start: more than were ever reserved without being on disk, so that none is used again after
+the machine lost them (`Tuning.memory_bytes` holds fewer)."""
+RETRY_FIRST: Final = 0.1
+RETRY_MOST: Final = 5.0
+"""Seconds between two tries while the disk fails: doubling, from and to."""
+SLOW: Final = 2.0
+"""Seconds after which a write that has not come back counts as failing."""
+
+
+class State(StrEnum):
+    OK = "ok"
+    FAILING = "failing"  # the disk does not take it; `Journal.why`
+    FULL = "full"  # of what is not ingested: no reservation is taken
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """What need not be configured."""
+
+    gather: float = 0.001
+    """Seconds that a record waits for others, at most: they share one thread switch and one fsync."""
+    segment_bytes: int = 16 << 20
+    """Size at which a segment is followed by the next; at most a sixteenth of the journal."""
+    memory_bytes: int = 32 << 20
+    """Most encoded records in memory while the disk fails; only settlements of what was reserved come on top."""
+    look: float = 1.0
+    """Seconds between two looks at what the folder takes: whoever ingests removes segments."""
+
+
+class Journal:
+    """For one event loop. `open` blocks; nothing else does.
+
+    Counters, since the start: `records` (committed), `bytes` (of them), `fsyncs`, `failures`, `refused` (reservations),
+    `stray` (settlements of what is not open). Gauges: `waiting_bytes`, `on_disk` (bytes of all segments),
+    `fsync_seconds` (of the last group), `open_reservations`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        lock: int,
+        found: Found | None,
+        *,
+        currency: str,
+        boot: str,
+        limit_bytes: int,
+        loop: asyncio.AbstractEventLoop,
+        on_committed: Callable[[int], object],
+        tuning: Tuning,
+        disk: Disk,
+        wall: Callable[[], float],
+    ) -> None:
+        """Use `open`."""
+        self.folder = folder
+        self.owner = found.owner if found else secrets.token_hex(8)
+        self.boot = boot
+        self.committed = 0
+        self.position = 0
+        """Of `committed`, as readers count it (`journal_format`)."""
+        self.why = ""
+        """What the disk says, while it fails."""
+        self.records = self.bytes = self.fsyncs = self.failures = self.refused = self.stray = 0
+        self.on_disk = 0
+        self.fsync_seconds = 0.0
+
+        self._lock = lock
+        self._currency = currency
+        self._loop = loop
+        self._on_committed = on_committed
+        self._tuning = tuning
+        self._wall = wall
+        self._limit = limit_bytes - limit_bytes // 10
+        self._segment_bytes = min(tuning.segment_bytes, limit_bytes // 16)
+        self._memory = tuning.memory_bytes
+
+        self._seq = found.next_seq + SEQ_LEAP if found else 1
+        self._segment = found.segment if found else 0
+        self._safe = (found.segment, found.end) if found else (0, 0)
+        self._count = 0
+        self._parts: list[bytes] = []
+        self._waiting = 0  # bytes, of what waits and what is under way
+        self._room = 0  # bytes that reservations may still take
+        self._written = self._opened = 0  # bytes of this segment behind its opening, and of the opening
+        self._restated: list[bytes] | None = None
+        """What the next group's segment says again; None: it goes into the segment at hand."""
+        self._open: dict[int, tuple[bytes, int, int]] = {}
+        self._delivered: dict[int, int] = {}
+        self._accounts = Said()
+        self._prices = Said()
+        self._flying: Work | None = None
+        self._flew = 0.0  # when it was handed over
+        self._timer: asyncio.TimerHandle | None = None
+        self._backoff = RETRY_FIRST
+        self._closing: asyncio.Future[None] | None = None
+        self._ended = False
+        self.orphans = tuple(self._adopt(one) for one in found.open) if found else ()
+        """What an earlier life of this worker reserved and did not settle. `recover` settles it."""
+        self._restate(self._accounts.said.values(), self._prices.said.values())
+        self._writer = DiskWriter(folder, disk, tuning.look, self._tell_done, self._tell_failed)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        currency: str,
+        boot: str,
+        limit_bytes: int,
+        loop: asyncio.AbstractEventLoop,
+        on_committed: Callable[[int], object],
+        tuning: Tuning = Tuning(),  # noqa: B008 frozen
+        disk: Disk | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> Journal:
+        """Find out what is in `folder`, which is made where it is not there, and begin a new segment. Blocks for a
+        fraction of a second. `on_committed` is called on the loop with `committed`, after each group and look.
+
+        Raises JournalBusy: another process has it open; JournalCorrupt; JournalError: it cannot be read, or is in
+        another currency."""
+        lock = _lock(folder)
+        try:
+            found = find(folder)
+            if found is not None and found.currency != currency:
+                raise JournalError(
+                    f"{folder} is in {found.currency} and ledger.currency is {currency}. Set it back, or take another "
+                    "state_dir and database for books in another currency"
+                )
+            journal = cls(
+                folder,
+                lock,
+                found,
+                currency=currency,
+                boot=boot,
+                limit_bytes=limit_bytes,
+                loop=loop,
+                on_committed=on_committed,
+                tuning=tuning,
+                disk=disk or Disk(),
+                wall=wall,
+            )
+        except BaseException:
+            os.close(lock)
+            raise
+        journal._writer.start()
+        journal._make_room()
+        journal._arm(0)
+        return journal
+
+    # --- what the gateway says ---------------------------------------------------------------------------------------
+
+    def next_seq(self) -> int:
+        """The number of a new attempt."""
+        seq = self._seq
+        self._seq = seq + 1
+        return seq
+
+    def account_no(self, key: str, key_name: str, organisation: str, department: str, project: str, user: str) -> int:
+        """`Account.n`, for records that are appended before the loop runs anything else."""
+        who = (key, key_name, organisation, department, project, user)
+        n = self._accounts.numbers.get(who)
+        if n is None:
+            n = self._accounts.define(who, lambda n: _encode(Account(n, *who)))
+            self._append(self._accounts.said[n])
+        return n
+
+    def price_no(self, id_: Hashable, snapshot: Callable[[], bytes]) -> int:
+        """`Priced.n` of the price named `id_`, likewise. `snapshot` is called where it was not said yet."""
+        n = self._prices.numbers.get(id_)
+        if n is None:
+            n = self._prices.define(id_, lambda n: _encode(Priced(n, snapshot())))
+            self._append(self._prices.said[n])
+        return n
+
+    def reserve(self, reserved: Reserved) -> int:
+        """Its number: it is on disk once `committed` has come to it. Raises JournalFull."""
+        if self._room <= 0:
+            self._refuse()
+        encoded = _encode(reserved)
+        self._open[reserved.seq] = (encoded, reserved.account, reserved.price)
+        return self._append(encoded)
+
+    def settle(self, settled: Settled) -> int:
+        """Its number; `committed` where nothing is open under its `seq`: it was settled before, or never booked. Always
+        taken."""
+        if self._open.pop(settled.seq, None) is None:
+            self.stray += 1
+            return self.committed
+        if self._delivered:
+            self._delivered.pop(settled.seq, None)
+        return self._append(_encode(settled))
+
+    def progress(self, progress: Progress) -> int:
+        """Its number; `committed` where there is no room for it, since it can be done without."""
+        live = [one for one in progress.live if one[0] in self._open]
+        self._delivered.update(live)
+        if self._room <= 0 or not live:
+            return self.committed
+        return self._append(_encode(progress))
+
+    def hit(self, hit: Hit) -> int:
+        """As `reserve`."""
+        if self._room <= 0:
+            self._refuse()
+        return self._append(_encode(hit))
+
+    def adjust(self, adjusted: Adjusted) -> int:
+        """As `reserve`."""
+        if self._room <= 0:
+            self._refuse()
+        return self._append(_encode(adjusted))
+
+    def recover(self, price: Callable[[Open], tuple[How, int | None]]) -> int:
+        """Settle the orphans as estimated, by what was delivered; `price` says how that is known and what it costs.
+        What had not delivered anything costs nothing. Returns how many there were."""
+        for one in self.orphans:
+            tokens = Tokens(input=one.reserved.prompt, output=one.delivered) if one.delivered else NO_TOKENS
+            how, cost = price(one) if one.delivered else (How.ESTIMATED, 0)
+            self.settle(
+                Settled(
+                    seq=one.reserved.seq,
+                    at=one.at,
+                    tokens=tokens,
+                    how=how,
+                    cost=cost,
+                    price=one.reserved.price if one.delivered and how is not How.UNPRICED else 0,
+                    outcome=Outcome.INTERNAL,
+                    note="gateway_died",
+                )
+            )
+        count, self.orphans = len(self.orphans), ()
+        return count
+
+    # --- what may be asked -------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        if self.why or (self._flying is not None and self._loop.time() - self._flew > SLOW):
+            return State.FAILING
+        return State.FULL if self._room <= 0 else State.OK
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Encoded records that are not on disk yet."""
+        return self._waiting
+
+    @property
+    def open_reservations(self) -> int:
+        return len(self._open)
+
+    async def close(self, seconds: float = 5.0) -> int:
+        """Put what waits on disk and end the thread. Returns how many records could not be written in `seconds`."""
+        if not self._ended:
+            self._closing = self._loop.create_future()
+            if self._parts:
+                self._hand_over()
+            if self._flying is not None or self._parts:
+                await asyncio.wait((self._closing,), timeout=seconds)
+            self._ended = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._writer.put(None)
+            if self._flying is None:  # else it hangs in the disk: the process's end gives the lock back
+                self._writer.join()
+                os.close(self._lock)
+        return self._count - self.committed
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def _append(self, encoded: bytes) -> int:
+        self._parts.append(encoded)
+        size = len(encoded)
+        self._waiting += size
+        self._room -= size
+        self._count += 1
+        if self._timer is None and self._flying is None:
+            self._arm(self._tuning.gather)
+        return self._count
+
+    def _arm(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._flying is not None or self._ended:
+            return
+        opening = self._begin() if self._restated is not None else None
+        parts = self._take()
+        if not self._parts and self._written >= max(self._segment_bytes, self._opened):
+            self._turn_over()
+        self._flying = Work(opening, parts, self._count - len(self._parts))
+        self._flew = self._loop.time()
+        self._writer.put(self._flying)
+
+    def _take(self) -> list[bytes]:
+        """What goes into the next group."""
+        parts, self._parts = self._parts, []
+        size = self._waiting
+        if size > GROUP_BYTES:
+            size = cut = 0
+            while cut < len(parts) and size < GROUP_BYTES:
+                size += len(parts[cut])
+                cut += 1
+            self._parts = parts[cut:]
+            parts = parts[:cut]
+        self._written += size
+        return parts
+
+    def _begin(self) -> Opening:
+        self._segment += 1
+        parts = self._restated or []
+        follows, counts = self._safe
+        wall = self._wall()
+        began = Began(self.owner, self.boot, self._segment, self._seq, self._currency, wall, follows, counts)
+        self._written, self._opened = 0, sum(map(len, parts))
+        self._restated = None
+        return Opening(self._segment, [_encode(began), *parts])
+
+    def _turn_over(self) -> None:
+        """The next group begins a new segment. What was just taken goes into the old one: nothing waits that refers to
+        its accounts and prices, but for what is open."""
+        self._accounts.turn_over({account for _, account, _ in self._open.values()})
+        self._prices.turn_over({price for _, _, price in self._open.values()})
+        self._restate(self._accounts.said.values(), self._prices.said.values())
+
+    def _restate(self, accounts: Iterable[bytes], prices: Iterable[bytes]) -> None:
+        parts = [*accounts, *prices, *(encoded for encoded, _, _ in self._open.values())]
+        if self._delivered:
+            parts.append(_encode(Progress(self._wall(), tuple(self._delivered.items()))))
+        self._restated = parts
+
+    def _tell_done(self, done: Done) -> None:
+        self._tell(self._done, done)
+
+    def _tell_failed(self, work: Work, why: str) -> None:
+        self._tell(self._failed, work, why)
+
+    def _tell(self, call: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # the loop is closed: nobody is there to be told
+            self._writer.put(None)
+
+    def _done(self, done: Done) -> None:
+        self._flying = None
+        parts = done.work.parts
+        size = sum(map(len, parts))
+        self._waiting -= size
+        self.bytes += size
+        self.records += len(parts)
+        self.on_disk, self.position = done.on_disk, done.position
+        self._safe = split(done.position)
+        self._accounts.before = self._prices.before = {}
+        if done.synced:
+            self.fsyncs += done.synced
+            self.fsync_seconds = done.seconds
+            if self.why:
+                _log.warning("journal %s: the disk takes it again", self.folder)
+                self.why, self._backoff = "", RETRY_FIRST
+        self._make_room()
+        if self._closing is not None:
+            if self._parts:
+                self._hand_over()
+            elif not self._closing.done():
+                self._closing.set_result(None)
+        elif self._parts:
+            self._arm(self._tuning.gather)
+        self.committed = done.work.last
+        self._on_committed(self.committed)
+
+    def _failed(self, work: Work, why: str) -> None:
+        self._flying = None
+        self.failures += 1
+        self._parts = [*work.parts, *self._parts]
+        if self.why != why:
+            _log.error(
+                "journal %s: %s; what is booked stays in memory (%d bytes) until the disk takes it",
+                self.folder,
+                why,
+                self._waiting,
+            )
+            self.why = why
+        self._restate(self._accounts.all(), self._prices.all())
+        self._make_room()
+        self._arm(self._backoff)
+        self._backoff = min(2 * self._backoff, RETRY_MOST)
+
+    # --- room, accounts, prices --------------------------------------------------------------------------------------
+
+    def _make_room(self) -> None:
+        self._room = min(self._limit - self.on_disk, self._memory) - self._waiting
+
+    def _refuse(self) -> NoReturn:
+        self.refused += 1
+        now = self._loop.time()
+        if self._timer is None and self._flying is None and now - self._flew >= self._tuning.look:
+            self._arm(0)  # nothing else would find out that there is room again
+        if self.state is State.FAILING:
+            raise JournalFull(f"the journal's disk fails ({self.why or 'no answer'}), and {self._waiting} bytes wait")
+        raise JournalFull(f"{self.on_disk} bytes of the journal are not in the database yet")
+
+    def _adopt(self, one: Open) -> Open:
+        """An orphan in this life's numbers."""
+        a, price = one.account, one.price
+        who = (a.key, a.key_name, a.organisation, a.department, a.project, a.user)
+        account_n, price_n = self._accounts.numbers.get(who), self._prices.numbers.get(price) if price else 0
+        if account_n is None:
+            account_n = self._accounts.define(who, lambda n: _encode(Account(n, *who)))
+        if price_n is None:
+            price_n = self._prices.define(price, lambda n: _encode(Priced(n, price)))
+        reserved = msgspec.structs.replace(one.reserved, account=account_n, price=price_n)
+        self._open[reserved.seq] = (_encode(reserved), account_n, price_n)
+        if one.delivered:
+            self._delivered[reserved.seq] = one.delivered
+        return msgspec.structs.replace(one, reserved=reserved)
+
+
+def _lock(folder: Path) -> int:
+    """The right to write to the journal in `folder`. The kernel drops it with the process."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise JournalError(f"{folder} cannot be written to: {e.strerror}") from e
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise JournalBusy(f"{folder} is in use: another process writes to this journal") from None
+    return fd

@@ -1,0 +1,93 @@
+"""Journals to write to, records to write, and what is read back."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from forebay.ledger.entries import How, Reserved, Settled
+from forebay.ledger.journal import Journal
+from forebay.ledger.journal_disk import Disk
+from forebay.ledger.journal_read import Reader
+from forebay.ledger.tokens import Tokens
+
+WHO = ("key-1", "app", "acme", "research", "chat", "")
+LIMIT = 16 << 20
+
+
+def on_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def opened(folder: Path, boot: str = "boot-1", **changed: Any) -> Journal:
+    """For the running loop. `journal.told` is an event set at each commit."""
+    told = asyncio.Event()
+    wanted: dict[str, Any] = {"currency": "USD", "limit_bytes": LIMIT, "disk": Disk()} | changed
+    journal = Journal.open(
+        folder, boot=boot, loop=asyncio.get_running_loop(), on_committed=lambda _: told.set(), **wanted
+    )
+    journal.told = told  # type: ignore[attr-defined]
+    return journal
+
+
+async def committed(journal: Journal, number: int) -> None:
+    """Wait until the record `number` is on disk."""
+    await until(journal, lambda: journal.committed >= number)
+
+
+async def until(journal: Journal, true: Callable[[], bool]) -> None:
+    """Wait for something that a commit makes true."""
+    told: asyncio.Event = journal.told  # type: ignore[attr-defined]
+    async with asyncio.timeout(20):
+        while not true():
+            told.clear()
+            await told.wait()
+
+
+def reservation(journal: Journal, seq: int | None = None, size: int = 0) -> Reserved:
+    seq = journal.next_seq() if seq is None else seq
+    return Reserved(
+        seq=seq,
+        request=seq,
+        at=1_700_000_000.0 + seq % 1000,
+        id=f"req-{seq}" + "x" * size,
+        account=journal.account_no(*WHO),
+        route="chat",
+        model="gpt-4",
+        served="gpt-4",
+        engine="openai",
+        tier="",
+        class_="normal",
+        end_user="",
+        labels=(("team", "blue"),),
+        prompt=100,
+        most=200,
+        held=5_000,
+        price=journal.price_no("gpt-4", lambda: b'{"id":"gpt-4"}'),
+    )
+
+
+def settlement(seq: int, cost: int = 1_000) -> Settled:
+    return Settled(seq, 1_700_000_100.0, Tokens(100, output=20), How.EXACT, cost, 0, "ok")
+
+
+def books(folder: Path) -> tuple[dict[int, Reserved], dict[int, Settled]]:
+    """What somebody who ingests from the start has at the end: the first of each seq counts."""
+    reserved: dict[int, Reserved] = {}
+    settled: dict[int, Settled] = {}
+    for batch in Reader(folder).batches():
+        for record in batch.records:
+            if isinstance(record, Reserved):
+                assert record.account in batch.accounts
+                assert record.price in batch.prices
+                reserved.setdefault(record.seq, record)
+            elif isinstance(record, Settled):
+                settled.setdefault(record.seq, record)
+    return reserved, settled
