@@ -8,11 +8,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
 from forebay.config import database_url
 from forebay.ledger import database as module
@@ -34,6 +35,22 @@ from forebay.ledger.schema import HEAD, metadata
 
 
 def test_migrations_build_exactly_the_schema(database: Database) -> None:
+    database.migrate()
+    database.check()
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_every_migration_goes_down_and_up_again(database: Database) -> None:
+    database.migrate()
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    config.set_main_option("path_separator", "os")
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+    with database.read() as connection:
+        assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
     database.migrate()
     database.check()
     with database.read() as connection:
@@ -99,8 +116,8 @@ def test_no_tables_and_older_tables_are_told_apart_from_newer_ones(
     with pytest.raises(SchemaOlder, match="has no tables yet"):
         database.check()
     database.migrate()
-    monkeypatch.setattr(module, "HEAD", "0002")
-    with pytest.raises(SchemaOlder, match=r"has schema 0001; this Forebay needs 0002\. Start `forebay serve`"):
+    monkeypatch.setattr(module, "HEAD", "0998")
+    with pytest.raises(SchemaOlder, match=rf"has schema {HEAD}; this Forebay needs 0998\. Start `forebay serve`"):
         database.check()
     monkeypatch.undo()
     with database.write() as connection:

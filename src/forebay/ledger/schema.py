@@ -7,7 +7,7 @@ sums can be taken at every level. Times are seconds since the Unix epoch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -20,6 +20,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    SmallInteger,
     String,
     Table,
     Text,
@@ -27,7 +28,9 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0001"
+from forebay.ledger.tokens import KINDS
+
+HEAD = "0002"
 """The newest migration; a test compares it with the scripts."""
 
 metadata = MetaData(
@@ -98,3 +101,174 @@ versions = Table(
     Column("value", BigInteger, nullable=False),
 )
 """How often a list changed: one row a list, bumped in the transaction that changes it."""
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+#
+# Money is in nano-units of the ledger's currency. What repeats is kept once and named by number: who pays (accounts),
+# what for (dimensions), at which price (prices). `digest` makes such a row unique: its texts are too long for an index.
+# Entries and adjustments are append-only: triggers refuse UPDATE and DELETE. An entry and a reservation are named by
+# (journal_id, seq) as in `ledger.entries`.
+
+ACCOUNT: Final = ("key", "key_name", "organisation", "department", "project", "user")
+SHAPE: Final = ("route", "model", "served", "engine", "tier", "class", "end_user")
+SUMS: Final = ("attempts", "requests", *KINDS, "cost", "adjusted", "avoided", "kv", "corrections")
+"""What a rollup has: `attempts` and, of them, first ones (`requests`); `cost` as settled, `adjusted` to be added to it,
+`corrections`: how many adjustments that is."""
+HOUR: Final = 3_600
+DAY: Final = 86_400
+APPEND_ONLY: Final = ("entries", "adjustments")
+
+
+def _counts() -> list[Column[int]]:
+    return [Column(kind, BigInteger, nullable=False) for kind in KINDS]
+
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("digest", LargeBinary(16), nullable=False, unique=True),
+    *(Column(name, Text, nullable=False) for name in ACCOUNT),
+)
+"""As they were named when something was booked: a key that is renamed is another account from then on."""
+
+dimensions = Table(
+    "dimensions",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("digest", LargeBinary(16), nullable=False, unique=True),
+    Column("account_id", Integer, ForeignKey("accounts.id"), nullable=False, index=True),
+    *(Column(name, Text, nullable=False) for name in SHAPE),
+    Column("labels", Text, nullable=False),  # JSON: [[name, value], …], sorted
+)
+"""All that sums are taken by, but time, `how` and `outcome`."""
+
+dimension_labels = Table(
+    "dimension_labels",
+    metadata,
+    Column("dimension_id", Integer, ForeignKey("dimensions.id"), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""`dimensions.labels`, one a row."""
+
+prices = Table(
+    "prices",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("digest", LargeBinary(16), nullable=False, unique=True),
+    Column("price", Text, nullable=False),  # `ledger.pricing.Price` as JSON
+)
+
+journals = Table(
+    "journals",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("owner", String(32), nullable=False, unique=True),
+    Column("boot", String(64), nullable=False),
+    Column("booted", Double, nullable=False),  # when this boot was first read of
+    Column("segment", BigInteger, nullable=False),
+    Column("position", BigInteger, nullable=False),  # of the last record that is in the tables
+    Column("next_seq", BigInteger, nullable=False),  # no attempt was read of with this number or a higher one
+    Column("currency", String(3), nullable=False),
+    Column("seen", Double, nullable=False),  # when its host last said that it lives
+)
+"""Who wrote what is booked, and how far it is read: changed in the transaction that books."""
+
+journal_names = Table(
+    "journal_names",
+    metadata,
+    Column("journal_id", Integer, ForeignKey("journals.id"), primary_key=True),
+    Column("kind", String(1), primary_key=True),  # the tag of `entries.Account` or `entries.Priced`
+    Column("n", BigInteger, primary_key=True, autoincrement=False),
+    Column("ref", Integer, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""What numbers mean in the segment that is being read: row ids of accounts and prices."""
+
+reservations = Table(
+    "reservations",
+    metadata,
+    Column("journal_id", Integer, ForeignKey("journals.id"), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("request", BigInteger, nullable=False),
+    Column("reserved", Double, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("dimension_id", Integer, ForeignKey("dimensions.id"), nullable=False),
+    Column("end_user", Text),  # as in entries
+    Column("labels", Text),
+    Column("prompt", BigInteger, nullable=False),
+    Column("most", BigInteger, nullable=False),
+    Column("held", BigInteger, nullable=False),
+    Column("price_id", Integer, ForeignKey("prices.id")),
+    Column("boot", String(64), nullable=False),
+    Column("progress", BigInteger, nullable=False),  # completion tokens delivered, as last said
+    sqlite_with_rowid=False,
+)
+"""Attempts under way: a row goes when its entry comes."""
+
+entries = Table(
+    "entries",
+    metadata,
+    Column("journal_id", Integer, ForeignKey("journals.id"), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("request", BigInteger, nullable=False),
+    Column("reserved", Double, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("dimension_id", Integer, ForeignKey("dimensions.id"), nullable=False),
+    Column("how", String(16), nullable=False),
+    Column("outcome", String(32), nullable=False),
+    *_counts(),
+    Column("cost", BigInteger),
+    Column("price_id", Integer, ForeignKey("prices.id")),
+    Column("ttft", Double, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("kv", BigInteger, nullable=False),
+    Column("avoided", BigInteger, nullable=False),
+    Column("note", Text, nullable=False),
+    Column("survivor", SmallInteger, nullable=False),  # 1: settled by the admin process, for a worker that is gone
+    Column("end_user", Text),  # exactly, where the dimension says `_other`
+    Column("labels", Text),
+    CheckConstraint("(cost IS NULL) = (how = 'unpriced')", name="unpriced"),
+    Index("ix_entries_at", "at"),
+    sqlite_with_rowid=False,
+)
+"""One settled attempt a row."""
+
+adjustments = Table(
+    "adjustments",
+    metadata,
+    Column("journal_id", Integer, ForeignKey("journals.id"), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", Double, nullable=False),
+    Column("counts_at", Double, nullable=False),  # the time of what it corrects
+    Column("adjusts", BigInteger, nullable=False),  # `entries.seq` of the same journal; 0: none
+    Column("dimension_id", Integer, ForeignKey("dimensions.id"), nullable=False),
+    Column("how", String(16), nullable=False),  # of the entry; empty without one
+    Column("outcome", String(32), nullable=False),
+    *_counts(),
+    Column("cost", BigInteger, nullable=False),
+    Column("kv", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("until", Double, nullable=False),
+    Index("ix_adjustments_counts_at", "counts_at"),
+    sqlite_with_rowid=False,
+)
+"""Corrections: every count is what is to be added, and may be negative. One that settles an attempt late, after a
+survivor did, has that attempt's number."""
+
+rollups = Table(
+    "rollups",
+    metadata,
+    Column("grain", Integer, primary_key=True, autoincrement=False),  # HOUR or DAY
+    Column("slot", BigInteger, primary_key=True, autoincrement=False),  # when it begins; a multiple of the grain
+    Column("dimension_id", Integer, ForeignKey("dimensions.id"), primary_key=True, autoincrement=False),
+    Column("how", String(16), primary_key=True),
+    Column("outcome", String(32), primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in SUMS),
+    sqlite_with_rowid=False,
+)
+"""Sums of entries by `entries.at`, and of adjustments by `counts_at`, in UTC hours and days."""

@@ -71,3 +71,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name="pk_versions"),
     )
     op.bulk_insert(versions, [{"name": "keys", "value": 1}])
+
+
+def downgrade() -> None:
+    for table in ("versions", "keys", "users", "projects", "departments", "organisations"):
+        op.drop_table(table)

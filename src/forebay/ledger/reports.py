@@ -1,0 +1,310 @@
+"""What was used and what it cost: sums of the ledger by who, what and when.
+
+Sums come from the rollups: whole UTC days, then whole hours; what is left at the edges comes from the entries. So a
+report over any span is exact, and one over months reads little. An adjustment counts at the time of what it corrects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from math import isfinite
+from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, case, func, literal, select
+
+from forebay.errors import shown
+from forebay.ledger.entries import How
+from forebay.ledger.schema import (
+    ACCOUNT,
+    DAY,
+    HOUR,
+    SHAPE,
+    SUMS,
+    accounts,
+    adjustments,
+    dimension_labels,
+    dimensions,
+    entries,
+    rollups,
+)
+from forebay.ledger.tokens import KINDS, Tokens
+
+DIMENSIONS: Final = (*ACCOUNT, *SHAPE, "how", "outcome")
+"""What sums are taken by, and `label:NAME` besides. A level or label that was not given is ""; end-users and labels'
+values beyond their bound (`ledger.names`) are `_other`."""
+LABEL: Final = "label:"
+MOST_STEPS: Final = 2_400
+"""A hundred days by the hour."""
+MOST_ROWS: Final = 100_000
+
+
+class BadQuery(Exception):
+    """What was asked for is not possible. `field` is the query's field."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class Step(StrEnum):
+    HOUR = "hour"
+    DAY = "day"
+    WEEK = "week"
+    """From Monday."""
+    MONTH = "month"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What settlements from `since` until before `until` (seconds since 1970) come to."""
+
+    since: float
+    until: float
+    by: tuple[str, ...] = ()
+    """Of `DIMENSIONS`, or `label:NAME`."""
+    step: Step | None = None
+    """A row for each; None: one over all of it."""
+    zone: str = "UTC"
+    """Of the steps."""
+    where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name as in `by` → the values that count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Money in nano-units."""
+
+    since: float
+    """The step's beginning (of the query where it begins later); the query's without steps."""
+    until: float
+    group: tuple[str, ...]
+    """In the order of `Query.by`."""
+    attempts: int
+    """Calls of engines, and answers from a cache."""
+    requests: int
+    """Of them, first ones: retries, fallbacks and climbs are attempts of the same request."""
+    succeeded: int
+    """Attempts that were answered in full, from a cache too."""
+    tokens: Tokens
+    """As settled, late settlements included."""
+    cost: int
+    """As settled."""
+    adjusted: int
+    """To be added to it."""
+    avoided: int
+    """What answers from a cache would have cost."""
+    kv: int
+    """KV token-seconds."""
+    corrections: int
+    """Adjustments in `adjusted`."""
+    exact: int
+    estimated: int
+    unpriced: int
+    """Attempts whose cost is not known and not in `cost`."""
+    cached: int
+
+    @property
+    def total(self) -> int:
+        return self.cost + self.adjusted
+
+
+_COUNTS: Final = (*SUMS, "succeeded", *(how.value for how in How))
+
+
+def report(connection: Connection, query: Query) -> list[Row]:
+    """Rows by time, then by cost, the highest first. Only what there was has a row. Raises BadQuery."""
+    _check(query)
+    names = tuple(dict.fromkeys((*query.by, *query.where)))
+    rows: list[Row] = []
+    for since, until in spans(query):
+        found: dict[tuple[str, ...], list[int]] = {}
+        for source in _sources(since, until):
+            for row in connection.execute(_summed(source, names, query)):
+                group, sums = tuple(row[: len(query.by)]), [int(n or 0) for n in row[len(query.by) :]]
+                before = found.get(group)
+                found[group] = sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]
+        made = [_row(since, until, group, sums) for group, sums in found.items() if any(sums)]
+        rows += sorted(made, key=lambda r: (-r.total, r.group))
+        if len(rows) > MOST_ROWS:
+            raise BadQuery("by", f"over {MOST_ROWS:,} rows; choose a shorter span, longer steps, or fewer names")
+    return rows
+
+
+def spans(query: Query) -> Iterator[tuple[float, float]]:
+    """The steps of a query, as (since, until). Raises BadQuery."""
+    if query.step is None:
+        yield query.since, query.until
+        return
+    start = query.since
+    for count, edge in enumerate(_edges(query.since, query.until, query.step, ZoneInfo(query.zone))):
+        if count >= MOST_STEPS:
+            raise BadQuery("step", f"over {MOST_STEPS:,} steps; choose longer ones or a shorter span")
+        yield start, edge
+        start = edge
+
+
+def _edges(since: float, until: float, step: Step, zone: ZoneInfo) -> Iterator[float]:
+    """Where steps end, after `since`; the last is `until`."""
+    if step is Step.HOUR:
+        # Hours go on through a change of the clocks; zones are off UTC by quarters of an hour.
+        offset = datetime.fromtimestamp(since, zone).utcoffset() or timedelta()
+        past = offset.total_seconds() % HOUR
+        edge = (since + past) // HOUR * HOUR - past + HOUR
+        while edge < until:
+            yield edge
+            edge += HOUR
+    else:
+        day = datetime.fromtimestamp(since, zone).date()
+        while True:
+            if step is Step.MONTH:
+                day = (day.replace(day=1) + timedelta(days=32)).replace(day=1)
+            elif step is Step.WEEK:
+                day += timedelta(days=7 - day.weekday())
+            else:
+                day += timedelta(days=1)
+            edge = datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()
+            if edge >= until:
+                break
+            if edge > since:
+                yield edge
+    yield until
+
+
+def _check(query: Query) -> None:
+    for name, value in (("since", query.since), ("until", query.until)):
+        if not isfinite(value) or not 0 <= value < 32_503_680_000:
+            raise BadQuery(name, f"a time from 1970 to 2999 in seconds since 1970, not {value!r}")
+    if query.until <= query.since:
+        moments = [datetime.fromtimestamp(t, UTC).isoformat() for t in (query.since, query.until)]
+        raise BadQuery("until", f"must be after since ({moments[0]}), not {moments[1]}")
+    try:
+        ZoneInfo(query.zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise BadQuery("zone", f"a time zone like UTC or Asia/Shanghai, not {shown(query.zone)!r}") from None
+    for where, names in (("by", query.by), ("where", tuple(query.where))):
+        for name in names:
+            if name not in DIMENSIONS and not (name.startswith(LABEL) and len(name) > len(LABEL)):
+                raise BadQuery(where, f"{shown(name)!r} is none of {', '.join(DIMENSIONS)}, {LABEL}NAME")
+        if len(set(names)) != len(names):
+            raise BadQuery(where, "names one twice")
+        if len(names) > 8:
+            raise BadQuery(where, f"at most 8 names, not {len(names)}")
+    for name, values in query.where.items():
+        if not 0 < len(values) <= 500:
+            raise BadQuery("where", f"1 to 500 values of {name}, not {len(values)}")
+
+
+def _sources(since: float, until: float) -> Iterator[FromClause]:
+    """Rows of (dimension_id, how, outcome, *SUMS) that make up the span, each part once."""
+    first_hour, last_hour = -(-since // HOUR) * HOUR, until // HOUR * HOUR
+    if first_hour >= last_hour:
+        yield from _single(since, until)
+        return
+    first_day, last_day = -(-first_hour // DAY) * DAY, last_hour // DAY * DAY
+    if first_day < last_day:
+        yield _rolled(DAY, first_day, last_day)
+        hours = ((first_hour, first_day), (last_day, last_hour))
+    else:
+        hours = ((first_hour, last_hour), (last_hour, last_hour))
+    for begin, end in hours:
+        if begin < end:
+            yield _rolled(HOUR, begin, end)
+    for begin, end in ((since, first_hour), (last_hour, until)):
+        if begin < end:
+            yield from _single(begin, end)
+
+
+def _rolled(grain: int, since: float, until: float) -> FromClause:
+    r = rollups.c
+    return (
+        select(r.dimension_id, r.how, r.outcome, *(r[name] for name in SUMS))
+        .where(r.grain == grain, r.slot >= int(since), r.slot < int(until))
+        .subquery()
+    )
+
+
+def _single(since: float, until: float) -> Iterator[FromClause]:
+    e, a = entries.c, adjustments.c
+    ours: dict[str, Any] = {
+        "attempts": literal(1),
+        "requests": case((e.request == e.seq, 1), else_=0),
+        **{kind: e[kind] for kind in KINDS},
+        "cost": func.coalesce(e.cost, 0),
+        "avoided": e.avoided,
+        "kv": e.kv,
+    }
+    corrected: dict[str, Any] = {
+        **{kind: a[kind] for kind in KINDS},
+        "adjusted": a.cost,
+        "kv": a.kv,
+        "corrections": literal(1),
+    }
+    for table, at, sums in ((e, e.at, ours), (a, a.counts_at, corrected)):
+        yield (
+            select(
+                table.dimension_id,
+                table.how,
+                table.outcome,
+                *(sums.get(name, literal(0)).label(name) for name in SUMS),
+            )
+            .where(at >= since, at < until)
+            .subquery()
+        )
+
+
+def _summed(source: FromClause, names: tuple[str, ...], query: Query) -> Select[Any]:
+    """`source` by the names of the query: the group's columns, then `_COUNTS`."""
+    s = source.c
+    joined: Any = source
+    columns: dict[str, ColumnElement[Any]] = {"how": s.how, "outcome": s.outcome}
+    if any(name not in columns for name in names):
+        joined = joined.join(dimensions, dimensions.c.id == s.dimension_id)
+        columns |= {name: dimensions.c[name] for name in SHAPE}
+    if any(name in ACCOUNT for name in names):
+        joined = joined.join(accounts, accounts.c.id == dimensions.c.account_id)
+        columns |= {name: accounts.c[name] for name in ACCOUNT}
+    for name in names:
+        if name.startswith(LABEL):
+            label = dimension_labels.alias()
+            joined = joined.outerjoin(
+                label, (label.c.dimension_id == s.dimension_id) & (label.c.name == name.removeprefix(LABEL))
+            )
+            columns[name] = func.coalesce(label.c.value, "")
+    counts = [
+        *(s[name] for name in SUMS),
+        case((s.outcome.in_(("ok", "hit")), s.attempts), else_=0),
+        *(case((s.how == how.value, s.attempts), else_=0) for how in How),
+    ]
+    group = [columns[name] for name in query.by]
+    return (
+        select(*group, *(func.sum(count).label(f"sum_{name}") for name, count in zip(_COUNTS, counts, strict=True)))
+        .select_from(joined)
+        .where(*(columns[name].in_(values) for name, values in query.where.items()))
+        .group_by(*group)
+    )
+
+
+def _row(since: float, until: float, group: tuple[str, ...], sums: list[int]) -> Row:
+    n = dict(zip(_COUNTS, sums, strict=True))
+    return Row(
+        since=since,
+        until=until,
+        group=group,
+        attempts=n["attempts"],
+        requests=n["requests"],
+        succeeded=n["succeeded"],
+        tokens=Tokens(*(n[kind] for kind in KINDS)),
+        cost=n["cost"],
+        adjusted=n["adjusted"],
+        avoided=n["avoided"],
+        kv=n["kv"],
+        corrections=n["corrections"],
+        exact=n["exact"],
+        estimated=n["estimated"],
+        unpriced=n["unpriced"],
+        cached=n["cache"],
+    )

@@ -1,0 +1,502 @@
+"""A run of a journal's records, turned into rows of the ledger: what `ledger.book` does within a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from msgspec.structs import astuple
+from sqlalchemy import Connection, delete, select, update
+
+from forebay.errors import Outcome
+from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Record, Reserved, Settled
+from forebay.ledger.names import Names, clean
+from forebay.ledger.schema import (
+    DAY,
+    HOUR,
+    SUMS,
+    adjustments,
+    entries,
+    journal_names,
+    journals,
+    prices,
+    reservations,
+    rollups,
+)
+from forebay.ledger.sql import add_rows, among, insert_rows, mark, put_rows
+from forebay.ledger.tokens import KINDS, MOST_TOKENS, NO_TOKENS, Tokens
+
+MOST_COST: Final = 1 << 53
+"""Nano-units of one line: nine million units. Sums of such lines fit their columns."""
+_FAR: Final = 32_503_680_000.0  # the year 3000
+UNKNOWN: Final = Account(0, "unknown", "", "", "", "", "")
+"""Pays for what was settled without its reservation, or under a number that its segment never explained."""
+_NO_CALL: Final = Reserved(0, 0, 0.0, "", 0, "", "", "", "", "", "", "", (), 0, 0, 0)
+_COST, _ADJUSTED, _AVOIDED, _KV, _CORRECTIONS = map(SUMS.index, ("cost", "adjusted", "avoided", "kv", "corrections"))
+_FIRST_KIND: Final = SUMS.index(KINDS[0])
+
+Estimate: TypeAlias = Callable[[str, Tokens], int]
+"""(a price as JSON, tokens) → nano-units."""
+
+
+class WrongCurrency(Exception):
+    """A journal's money is not in the currency of the books."""
+
+
+@dataclass(slots=True)
+class Ingested:
+    """What was done. `position`: up to which all is booked."""
+
+    position: int
+    records: int = 0
+    settled: int = 0
+    again: int = 0
+    """Settlements of what was settled already."""
+    late: int = 0
+    """Settlements after a survivor's, booked as adjustments."""
+    strays: int = 0
+    """Settlements without a reservation, booked to `UNKNOWN`."""
+    unpriced: int = 0
+
+
+@dataclass(slots=True)
+class JournalState:
+    """A row of `journals`, and what numbers mean in the segment that is being read."""
+
+    id: int
+    boot: str
+    booted: float
+    segment: int
+    position: int
+    next_seq: int
+    accounts: dict[int, int] = field(default_factory=dict)
+    prices: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Open:
+    """An attempt under way: as `reservations`."""
+
+    request: int
+    reserved: float
+    request_id: str
+    dimension: int
+    end_user: str | None
+    labels: str | None
+    prompt: int
+    most: int
+    held: int
+    price: int | None
+    boot: str
+    progress: int = 0
+    stored: bool = False
+
+
+class _Sums:
+    """What is to be added to the rollups."""
+
+    def __init__(self) -> None:
+        self._by: dict[tuple[int, int, str, str], list[int]] = {}
+
+    def row(self, at: float, dimension: int, how: str, outcome: str) -> list[int]:
+        key = (int(at) // HOUR * HOUR, dimension, how, outcome)
+        found = self._by.get(key)
+        if found is None:
+            found = self._by[key] = [0] * len(SUMS)
+        return found
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        days: dict[tuple[int, int, str, str], list[int]] = {}
+        for (slot, dimension, how, outcome), sums in self._by.items():
+            day = (slot // DAY * DAY, dimension, how, outcome)
+            before = days.get(day)
+            days[day] = sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]
+        # Sorted: neighbours on a page.
+        return [(HOUR, *k, *v) for k, v in sorted(self._by.items())] + [(DAY, *k, *v) for k, v in sorted(days.items())]
+
+
+class Run:
+    """`read` (or `survive`), then `book`."""
+
+    def __init__(self, connection: Connection, names: Names, journal: JournalState, currency: str, now: float) -> None:
+        self._connection = connection
+        self._names = names
+        self._journal = journal
+        self._currency = currency
+        self._now = now
+        self._open: dict[int, _Open] = {}
+        self._settled: dict[int, tuple[Settled, int | None]] = {}
+        self._survivor = 0
+        self._progress: dict[int, int] = {}
+        self._adjusted: dict[int, tuple[Adjusted, int | None]] = {}
+        self._suspects: set[int] = set()
+        self._renamed = False
+        self._new_names: dict[tuple[str, int], int] = {}
+        self._sums = _Sums()
+        self.done = Ingested(journal.position)
+
+    def read(self, records: Iterable[tuple[int, Record]]) -> None:
+        """Raises WrongCurrency."""
+        journal, done = self._journal, self.done
+        for position, record in records:
+            if position <= journal.position:
+                continue
+            journal.position = position
+            done.records += 1
+            if isinstance(record, Settled):
+                self._settle(record)
+            elif isinstance(record, Reserved):
+                self._reserve(record)
+            elif isinstance(record, Progress):
+                self._progress.update(record.live)
+            elif isinstance(record, Hit):
+                self._reserve(record.reserved)
+                self._settle(record.settled)
+            else:
+                self._seldom(record)
+        done.position = journal.position
+
+    def _seldom(self, record: Record) -> None:
+        journal = self._journal
+        match record:
+            case Account():
+                journal.accounts[record.n] = ref = self._names.account(self._connection, record)
+                self._new_names["a", record.n] = ref
+            case Priced():
+                journal.prices[record.n] = ref = self._names.price(self._connection, record.price)
+                self._new_names["c", record.n] = ref
+            case Adjusted():
+                account = journal.accounts.get(record.account) if record.account else None
+                self._adjusted.setdefault(record.seq, (record, account))
+                journal.next_seq = max(journal.next_seq, record.seq + 1)
+            case Began():
+                if record.currency != self._currency:
+                    raise WrongCurrency(
+                        f"a journal is in {record.currency}, the books are in {self._currency}: give back "
+                        f"`ledger.currency: {record.currency}`, or begin with an empty database and state_dir"
+                    )
+                if record.boot != journal.boot:
+                    journal.boot, journal.booted = clean(record.boot), self._now
+                journal.segment = record.segment
+                journal.accounts.clear()
+                journal.prices.clear()
+                self._new_names.clear()
+                self._renamed = True
+
+    def _reserve(self, record: Reserved) -> None:
+        journal, seq = self._journal, record.seq
+        if seq >= journal.next_seq:
+            journal.next_seq = seq + 1
+        elif seq in self._open or seq in self._settled:
+            return
+        else:
+            self._suspects.add(seq)  # read out of order, or again
+        account = journal.accounts.get(record.account)
+        if account is None:
+            account = self._names.account(self._connection, UNKNOWN)
+        at = _time(record.at)
+        where = self._names.dimension(self._connection, account, record, at)
+        self._open[seq] = _Open(
+            record.request,
+            at,
+            clean(record.id),
+            where.dimension,
+            where.end_user,
+            where.labels,
+            min(max(record.prompt, 0), MOST_TOKENS),
+            min(max(record.most, 0), MOST_TOKENS),
+            _money(record.held),
+            journal.prices.get(record.price),
+            journal.boot,
+        )
+
+    def _settle(self, record: Settled) -> None:
+        seq, journal = record.seq, self._journal
+        if seq in self._settled:
+            self.done.again += 1
+            return
+        if seq >= journal.next_seq:
+            journal.next_seq = seq + 1
+        self._settled[seq] = (record, journal.prices.get(record.price) if record.price else None)
+
+    def survive(self, rows: Iterable[Any], estimate: Estimate) -> None:
+        """Settle `reservations` rows by what was delivered, at the time they were reserved at."""
+        self._survivor = 1
+        texts: dict[int, str] = {}
+        for row in rows:
+            self._open[row.seq] = _stored(row)
+            tokens = Tokens(input=row.prompt, output=row.progress) if row.progress else NO_TOKENS
+            cost: int | None = 0
+            if row.progress:
+                cost = None
+                if row.price_id is not None:
+                    if row.price_id not in texts:
+                        query = select(prices.c.price).where(prices.c.id == row.price_id)
+                        texts[row.price_id] = self._connection.execute(query).scalar_one()
+                    cost = estimate(texts[row.price_id], tokens)
+            how = How.UNPRICED if cost is None else How.ESTIMATED
+            settled = Settled(row.seq, row.reserved, tokens, how, cost, 0, Outcome.INTERNAL, note="orphan")
+            self._settled[row.seq] = (settled, row.price_id)
+
+    def book(self) -> None:
+        """Write it all."""
+        self._look_up_reservations()
+        booked = self._look_up_entries()
+        for seq in self._suspects & booked.keys():
+            self._open.pop(seq, None)
+        rows, gone = [], []
+        corrections: list[tuple[Any, ...]] = []
+        for seq, (settled, price) in self._settled.items():
+            before = booked.get(seq)
+            if before is not None:
+                if before.survivor and not self._survivor:
+                    corrections += self._late(settled, before)
+                else:
+                    self.done.again += 1
+                continue
+            attempt = self._open.pop(seq, None)
+            if attempt is None:
+                self.done.strays += 1
+                attempt = self._stray(settled)
+            elif attempt.stored:
+                gone.append(seq)
+            rows.append(self._entry(settled, price, attempt))
+        corrections += self._corrections(booked, rows)
+        self.done.settled = len(rows)
+        connection, journal = self._connection, self._journal
+        insert_rows(connection, entries, rows)
+        insert_rows(connection, adjustments, corrections)
+        add_rows(connection, rollups, self._sums.rows(), SUMS)
+        if gone:
+            mine = reservations.c.journal_id == journal.id
+            connection.execute(delete(reservations).where(mine, among(connection, reservations.c.seq, gone)))
+        self._keep_open()
+        self._keep_journal()
+
+    def _look_up_reservations(self) -> None:
+        """Attempts that were reserved in an earlier run."""
+        wanted = self._suspects | {
+            seq for seqs in (self._settled, self._progress) for seq in seqs if seq not in self._open
+        }
+        if not wanted:
+            return
+        query = select(reservations).where(
+            reservations.c.journal_id == self._journal.id, among(self._connection, reservations.c.seq, wanted)
+        )
+        for row in self._connection.execute(query):
+            self._open[row.seq] = _stored(row)
+
+    def _look_up_entries(self) -> dict[int, Any]:
+        """Attempts that are settled already, as far as this run may touch them."""
+        wanted = {seq for seq in self._settled if seq not in self._open}
+        wanted |= {seq for seq in self._suspects if not self._open[seq].stored}
+        wanted |= {adjusted.adjusts for adjusted, _ in self._adjusted.values() if adjusted.adjusts}
+        if not wanted:
+            return {}
+        query = select(entries).where(
+            entries.c.journal_id == self._journal.id, among(self._connection, entries.c.seq, wanted)
+        )
+        return {row.seq: row for row in self._connection.execute(query)}
+
+    def _stray(self, settled: Settled) -> _Open:
+        account = self._names.account(self._connection, UNKNOWN)
+        at = _time(settled.at)
+        where = self._names.dimension(self._connection, account, _NO_CALL, at)
+        return _Open(settled.seq, at, "", where.dimension, None, None, 0, 0, 0, None, self._journal.boot)
+
+    def _entry(self, settled: Settled, price: int | None, attempt: _Open) -> tuple[Any, ...]:
+        at, cost, how, outcome = _time(settled.at), settled.cost, settled.how.value, clean(settled.outcome)
+        if cost is None:
+            how = How.UNPRICED.value
+            self.done.unpriced += 1
+        elif how == "unpriced":
+            how = How.ESTIMATED.value  # it has a price after all, though nobody vouches for it
+        tokens: tuple[int, ...] = astuple(settled.tokens)
+        if min(tokens) < 0 or max(tokens) > MOST_TOKENS:
+            tokens = tuple(min(max(n, 0), MOST_TOKENS) for n in tokens)
+        cost = None if cost is None else _money(cost)
+        kv, avoided = min(max(settled.kv, 0), MOST_COST), _money(settled.avoided)
+        sums = self._sums.row(at, attempt.dimension, how, outcome)
+        sums[0] += 1
+        sums[1] += attempt.request == settled.seq
+        for i, n in enumerate(tokens, _FIRST_KIND):
+            if n:
+                sums[i] += n
+        sums[_COST] += cost or 0
+        sums[_AVOIDED] += avoided
+        sums[_KV] += kv
+        return (
+            self._journal.id,
+            settled.seq,
+            attempt.request,
+            attempt.reserved,
+            at,
+            attempt.request_id,
+            attempt.dimension,
+            how,
+            outcome,
+            *tokens,
+            cost,
+            price,
+            _seconds(settled.ttft),
+            _seconds(settled.seconds),
+            kv,
+            avoided,
+            clean(settled.note),
+            self._survivor,
+            attempt.end_user,
+            attempt.labels,
+        )
+
+    def _corrections(self, booked: dict[int, Any], new: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        if not self._adjusted:
+            return []
+        known = self._known_adjustments(self._adjusted)
+        places = {seq: (row.at, row.dimension_id, row.how, row.outcome) for seq, row in booked.items()}
+        places |= {row[1]: (row[4], *row[6:9]) for row in new}
+        rows = []
+        for seq, (adjusted, account) in self._adjusted.items():
+            if seq in known:
+                self.done.again += 1
+                continue
+            where = places.get(adjusted.adjusts)
+            if where is None:
+                account = account or self._names.account(self._connection, UNKNOWN)
+                at = _time(adjusted.since or adjusted.at)
+                where = (at, self._names.dimension(self._connection, account, _NO_CALL, at).dimension, "", "")
+            rows.append(self._correction(adjusted, where, NO_TOKENS, 0))
+        return rows
+
+    def _late(self, settled: Settled, entry: Any) -> list[tuple[Any, ...]]:
+        """The true settlement of what a survivor settled."""
+        if self._known_adjustments((settled.seq,)):
+            self.done.again += 1
+            return []
+        self.done.late += 1
+        delta = [n - getattr(entry, kind) for kind, n in zip(KINDS, astuple(settled.tokens), strict=True)]
+        cost = 0 if settled.cost is None else settled.cost - (entry.cost or 0)
+        adjusted = Adjusted(settled.seq, settled.at, settled.seq, cost, "settled late")
+        where = (entry.at, entry.dimension_id, entry.how, entry.outcome)
+        return [self._correction(adjusted, where, Tokens(*delta), settled.kv - entry.kv)]
+
+    def _known_adjustments(self, seqs: Iterable[int]) -> set[int]:
+        wanted = list(seqs)
+        if not wanted:
+            return set()
+        query = select(adjustments.c.seq).where(
+            adjustments.c.journal_id == self._journal.id, among(self._connection, adjustments.c.seq, wanted)
+        )
+        return set(self._connection.execute(query).scalars())
+
+    def _correction(
+        self, adjusted: Adjusted, where: tuple[float, int, str, str], tokens: Tokens, kv: int
+    ) -> tuple[Any, ...]:
+        """`where`: (at, dimension, how, outcome) of what is corrected."""
+        at, dimension, how, outcome = where
+        cost, counts = _money(adjusted.cost), astuple(tokens)
+        sums = self._sums.row(at, dimension, how, outcome)
+        for i, n in enumerate(counts, _FIRST_KIND):
+            sums[i] += n
+        sums[_ADJUSTED] += cost
+        sums[_KV] += kv
+        sums[_CORRECTIONS] += 1
+        return (
+            self._journal.id,
+            adjusted.seq,
+            _time(adjusted.at),
+            at,
+            adjusted.adjusts,
+            dimension,
+            how,
+            outcome,
+            *counts,
+            cost,
+            kv,
+            clean(adjusted.reason),
+            _time(adjusted.since),
+            _time(adjusted.until),
+        )
+
+    def _keep_open(self) -> None:
+        rows, moved = [], []
+        for seq, attempt in self._open.items():
+            progress = min(max(self._progress.get(seq, 0), attempt.progress), MOST_TOKENS)
+            if attempt.stored:
+                if progress > attempt.progress:
+                    moved.append((progress, self._journal.id, seq))
+                continue
+            rows.append(
+                (
+                    self._journal.id,
+                    seq,
+                    attempt.request,
+                    attempt.reserved,
+                    attempt.request_id,
+                    attempt.dimension,
+                    attempt.end_user,
+                    attempt.labels,
+                    attempt.prompt,
+                    attempt.most,
+                    attempt.held,
+                    attempt.price,
+                    attempt.boot,
+                    progress,
+                )
+            )
+        insert_rows(self._connection, reservations, rows)
+        if moved:
+            m = mark(self._connection)
+            self._connection.exec_driver_sql(
+                f"UPDATE reservations SET progress = {m} WHERE journal_id = {m} AND seq = {m}",  # noqa: S608 - marks
+                moved,
+            )
+
+    def _keep_journal(self) -> None:
+        connection, journal = self._connection, self._journal
+        if self._renamed:
+            connection.execute(delete(journal_names).where(journal_names.c.journal_id == journal.id))
+        put_rows(connection, journal_names, [(journal.id, k, n, ref) for (k, n), ref in self._new_names.items()])
+        connection.execute(
+            update(journals)
+            .where(journals.c.id == journal.id)
+            .values(
+                boot=journal.boot,
+                booted=journal.booted,
+                segment=journal.segment,
+                position=journal.position,
+                next_seq=journal.next_seq,
+                **({} if self._survivor else {"seen": self._now}),
+            )
+        )
+
+
+def _stored(row: Any) -> _Open:
+    return _Open(
+        row.request,
+        row.reserved,
+        row.request_id,
+        row.dimension_id,
+        row.end_user,
+        row.labels,
+        row.prompt,
+        row.most,
+        row.held,
+        row.price_id,
+        row.boot,
+        row.progress,
+        True,
+    )
+
+
+def _time(at: float) -> float:
+    """One bad time must not hold up a journal: what is no time becomes 1970, or the year 3000."""
+    return at if 0.0 <= at <= _FAR else _FAR if at > _FAR else 0.0
+
+
+def _seconds(value: float) -> float:
+    return value if 0.0 <= value <= _FAR else 0.0
+
+
+def _money(nanos: int) -> int:
+    return nanos if -MOST_COST <= nanos <= MOST_COST else MOST_COST if nanos > 0 else -MOST_COST

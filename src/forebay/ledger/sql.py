@@ -1,0 +1,57 @@
+"""SQL alike for SQLite and PostgreSQL, for rows by the thousand: plain tuples in the order of the columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import ARRAY, BigInteger, Column, ColumnElement, Connection, Table, any_, func, literal, select
+
+
+def among(connection: Connection, column: Column[Any], numbers: Collection[int]) -> ColumnElement[bool]:
+    """That the column is one of many whole numbers, as one parameter."""
+    if connection.dialect.name == "sqlite":
+        values = func.json_each(json.dumps(list(numbers))).table_valued("value")
+        return column.in_(select(values.c.value))
+    return column == any_(literal(list(numbers), ARRAY(BigInteger)))
+
+
+def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Rows with a value for each column."""
+    if rows:
+        connection.exec_driver_sql(_insert(connection, table), list(rows))
+
+
+def add_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]], added: Sequence[str]) -> None:
+    """As `insert_rows`; where a row with the primary key exists, the columns `added` are added to its."""
+    if not rows:
+        return
+    key = ", ".join(column.name for column in table.primary_key)
+    sums = ", ".join(f"{name} = {table.name}.{name} + excluded.{name}" for name in added)
+    connection.exec_driver_sql(
+        f"{_insert(connection, table)} ON CONFLICT ({key}) DO UPDATE SET {sums}",  # names from our own schema
+        list(rows),
+    )
+
+
+def put_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    """As `insert_rows`; a row with the same primary key is replaced."""
+    if not rows:
+        return
+    key = [column.name for column in table.primary_key]
+    rest = ", ".join(f"{column.name} = excluded.{column.name}" for column in table.columns if column.name not in key)
+    connection.exec_driver_sql(
+        f"{_insert(connection, table)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}", list(rows)
+    )
+
+
+def mark(connection: Connection) -> str:
+    """What stands for a parameter."""
+    return "?" if connection.dialect.name == "sqlite" else "%s"
+
+
+def _insert(connection: Connection, table: Table) -> str:
+    names = [column.name for column in table.columns]
+    marks = ", ".join([mark(connection)] * len(names))
+    return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks})"  # noqa: S608 - names from our own schema
