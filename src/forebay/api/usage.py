@@ -10,7 +10,10 @@ Sources: OpenAI's "Chat completion object"; DeepSeek's `prompt_cache_hit_tokens`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
 
 from forebay.api.openai import Usage
 from forebay.ledger.tokens import MOST_TOKENS, NO_TOKENS, Tokens
@@ -27,8 +30,12 @@ UNSEEN: Final = "usage_unseen"
 """No such answer was delivered, or no such prompt was sent."""
 
 
-def tokens_of(usage: Usage) -> tuple[Tokens, str]:
-    """(tokens, "" or one of the notes above: they were corrected)."""
+HIDDEN_THOUGHTS: Final = frozenset({"google"})
+"""Providers whose OpenAI-compatible API leaves reasoning out of `completion_tokens`; only its sum tells."""
+
+
+def tokens_of(usage: Usage, hidden_thoughts: bool = False) -> tuple[Tokens, str]:
+    """(tokens, "" or one of the notes above: they were corrected). `hidden_thoughts`: by `HIDDEN_THOUGHTS`."""
     prompt, answer, total = usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
     if prompt is None or answer is None:
         if prompt is None and answer is None and total is None:
@@ -68,8 +75,10 @@ def tokens_of(usage: Usage) -> tuple[Tokens, str]:
             answer, total = answer + thought, None
     if cached or written or long or audio_in or images or thought or audio_out:
         parts = (cached, written, long, audio_in, images, thought, audio_out)
-        return _in_parts(prompt, answer, total, parts, note)
+        return _in_parts(prompt, answer, total, parts, note, hidden_thoughts)
     if total is not None and total != prompt + answer and not note:
+        if hidden_thoughts and total > prompt + answer:
+            return Tokens(prompt, 0, 0, 0, answer, total - prompt - answer), ""
         note = CONTRADICTS
     return Tokens(prompt, 0, 0, 0, answer), note
 
@@ -81,7 +90,9 @@ def _long(details: Any) -> Any:
     return details.get("ephemeral_1h_input_tokens") if isinstance(details, dict) else 0
 
 
-def _in_parts(prompt: int, answer: int, total: int | None, parts: tuple[Any, ...], note: str) -> tuple[Tokens, str]:
+def _in_parts(
+    prompt: int, answer: int, total: int | None, parts: tuple[Any, ...], note: str, hidden_thoughts: bool
+) -> tuple[Tokens, str]:
     """`parts` as an engine says them: of any type."""
     counts = [0] * len(parts)
     for i, value in enumerate(parts):
@@ -101,6 +112,9 @@ def _in_parts(prompt: int, answer: int, total: int | None, parts: tuple[Any, ...
         elif beside == cached + written + thought:
             prompt += cached + written
             answer += thought
+        elif hidden_thoughts and beside > 0 and not thought:
+            answer += beside
+            thought = beside
         else:
             note = CONTRADICTS
     rest = prompt
@@ -118,6 +132,67 @@ def _in_parts(prompt: int, answer: int, total: int | None, parts: tuple[Any, ...
     long = min(long, kept[1])
     tokens = Tokens(rest, kept[0], kept[1] - long, long, said, out[1], kept[2], out[0], kept[3])
     return tokens, note
+
+
+def tokens_of_any(found: Mapping[str, Any]) -> tuple[Tokens, str]:
+    """As `tokens_of`, of a usage object, or an answer with one, in the words of any API that is known: OpenAI's chats
+    and responses, Anthropic's messages, Gemini's generateContent, Bedrock's converse, Ollama's."""
+    for name in ("usage", "usageMetadata", "message", "response"):
+        inner = found.get(name)
+        if isinstance(inner, dict):
+            return tokens_of_any(inner)
+    return tokens_of(msgspec.convert(_as_openai(found), Usage, strict=False))
+
+
+def _as_openai(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "promptTokenCount" in found or "candidatesTokenCount" in found:
+        return _gemini(found)
+    if "prompt_eval_count" in found or "eval_count" in found:
+        return {"prompt_tokens": found.get("prompt_eval_count"), "completion_tokens": found.get("eval_count")}
+    if "inputTokens" in found or "outputTokens" in found:
+        read, made = found.get("cacheReadInputTokens") or 0, found.get("cacheWriteInputTokens") or 0
+        return _beside(found.get("inputTokens") or 0, read, made, 0, found.get("outputTokens") or 0)
+    if "prompt_tokens" in found or "input_tokens" not in found:
+        return found
+    read, made = found.get("cache_read_input_tokens"), found.get("cache_creation_input_tokens")
+    if read is None and made is None:
+        return {
+            "prompt_tokens": found["input_tokens"],
+            "completion_tokens": found.get("output_tokens"),
+            "total_tokens": found.get("total_tokens"),
+            "prompt_tokens_details": found.get("input_tokens_details"),
+            "completion_tokens_details": found.get("output_tokens_details"),
+        }
+    long = _long(found.get("cache_creation"))
+    return _beside(found["input_tokens"], read or 0, made or 0, long or 0, found.get("output_tokens") or 0)
+
+
+def _beside(prompt: int, read: int, made: int, long: int, answer: int) -> dict[str, Any]:
+    """Of APIs whose input leaves out what a cache has to do with."""
+    return {
+        "prompt_tokens": prompt + read + made,
+        "completion_tokens": answer,
+        "prompt_tokens_details": {
+            "cached_tokens": read,
+            "cache_creation_tokens": made,
+            "cache_creation_token_details": {"ephemeral_1h_input_tokens": long},
+        },
+    }
+
+
+def _gemini(found: Mapping[str, Any]) -> dict[str, Any]:
+    thought = found.get("thoughtsTokenCount") or 0
+    heard = [
+        part.get("tokenCount") or 0
+        for part in found.get("promptTokensDetails") or ()
+        if part.get("modality") == "AUDIO"
+    ]
+    return {
+        "prompt_tokens": (found.get("promptTokenCount") or 0) + (found.get("toolUsePromptTokenCount") or 0),
+        "completion_tokens": (found.get("candidatesTokenCount") or 0) + thought,
+        "prompt_tokens_details": {"cached_tokens": found.get("cachedContentTokenCount"), "audio_tokens": sum(heard)},
+        "completion_tokens_details": {"reasoning_tokens": thought},
+    }
 
 
 def doubted(tokens: Tokens, *, prompt_most: int, answer_most: int, events: int) -> str:

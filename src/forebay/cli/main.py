@@ -40,6 +40,7 @@ COMMANDS = MappingProxyType(
             "Start the engines that the configuration describes, and keep them running.",
         ),
         "engines": Command("forebay.cli.engines", "app", "List, add, drain and remove engines of the running gateway."),
+        "prices": Command("forebay.cli.prices", "app", "Show and check what models cost."),
         "engine": Command("forebay.cli.engine", "command", "Run an emulated engine, for machines without a GPU."),
         "calibrate": Command(
             "forebay.cli.calibrate", "command", "Time a live engine's steps and write a profile for the simulator."

@@ -431,6 +431,8 @@ def _processes() -> Iterator[str]:
 field; {EX_UNAVAILABLE} where neither the admin process nor the database can be used; {EX_CONFIG} as above.
 `forebay engines`: {EX_OK}; 1 for an engine that does not exist, or that the configuration has; {USAGE} for a wrong field;
 {EX_UNAVAILABLE} where no gateway runs.
+`forebay prices`: {EX_OK}; 1 where no price is known; {USAGE} for a wrong field; {EX_CONFIG} for a configuration or a
+price file that cannot be used.
 A command line that cannot be understood is {USAGE} for every command. `forebay bench`: {EX_OK}; 1 where no request completed; {USAGE} where the load could not be made; 130 interrupted.
 `forebay simulate`: {EX_OK}; {USAGE} where the workload or a setting cannot be used, or a result cannot be written; 130
 interrupted, after a report of what was done. `forebay calibrate`: {EX_OK}; {USAGE} where there is no profile.

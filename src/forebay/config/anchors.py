@@ -30,6 +30,7 @@ def anchor_paths(tree: Node, base: Path | None) -> None:
         for field in ("cert", "key", "client_ca"):
             anchor(listener.child("tls", field))
     anchor(tree.child("engines_file"))
+    anchor(tree.child("ledger", "prices"))
     anchor_engines(tree, base)
     for model in _items(tree, "models"):
         anchor(model.child("tokenizer"))

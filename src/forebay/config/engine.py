@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from forebay.config.launch import Launch, filled_in
 from forebay.config.section import Name, Seconds, Secret, Section, clash
 
-__all__ = ["ClientTLS", "Discover", "Drain", "Engine", "EngineKind", "KvEvents", "OnClientGone", "Role"]
+__all__ = ["ClientTLS", "Discover", "Drain", "Engine", "EngineKind", "GpuPrice", "KvEvents", "OnClientGone", "Role"]
 
 
 class ClientTLS(Section):
@@ -94,6 +94,22 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class GpuPrice(Section):
+    """What a self-hosted engine costs, shared out to its requests by what they take of it (docs/prices.md)."""
+
+    gpu_hour: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+    """Price of one of its GPUs for an hour, used or idle."""
+    gpus: Annotated[int, Field(ge=1, le=65_536)] = 1
+    """How many it runs on."""
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] | None = None
+    """ISO 4217 code; None: that of the ledger. Another needs an exchange rate in the price file."""
+    kv_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The part of the price that is shared out by memory held over time; the rest is by tokens computed. None: 0.5
+    where kv_tokens is given, else 0."""
+    spread_idle: bool = False
+    """Whether what nobody used is laid on those who used it, hour by hour; else it is shown as idle."""
+
+
 _HAND_OVER = frozenset({"vllm", "sglang", "auto"})
 
 
@@ -147,6 +163,11 @@ class Engine(Section):
     """Seconds of one of its decode steps, to begin with."""
     cost: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """What it costs relative to the others of its models; placement.price says what that weighs."""
+    price: GpuPrice | None = None
+    """What it costs to run. None: it is priced by its provider's list, or by entries of the price file for its models;
+    else its requests are unpriced."""
+    provider: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    """Whose API it is, for prices: `forebay prices list` names the known ones. None: told by the url."""
     zone: Name | None = None
     """Where it stands; one that is not in placement.zone is farther."""
     role: Role = Role.BOTH
@@ -255,6 +276,17 @@ class Engine(Section):
                 raise clash(f"launch.{name} is {asked:,}, and {name} says {told:,}: leave {name} out")
         if launch.served_model_name is not None and launch.served_model_name not in self.models:
             raise clash(f"models does not list launch.served_model_name ({launch.served_model_name}): leave models out")
+        return self
+
+    @model_validator(mode="after")
+    def _priced_once(self) -> Engine:
+        price = self.price
+        if price is None:
+            return self
+        if self.provider is not None:
+            raise clash("price is what an engine of your own costs, and provider says whose list counts: leave one out")
+        if price.kv_share and self.kv_tokens is None:
+            raise clash("price.kv_share needs kv_tokens, which its metrics say: give it, or set price.kv_share: 0")
         return self
 
     @field_validator("bootstrap_host")

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from math import inf, lcm
 from operator import mul
@@ -45,7 +45,8 @@ PARENT: Final = MappingProxyType(
 """A kind without a price of its own costs what the other costs."""
 PROMPT_KINDS: Final = ("input", "cached", "cache_write", "cache_write_long", "audio_input", "image_input")
 COMPLETION_KINDS: Final = ("output", "reasoning", "audio_output")
-PRICED_KINDS: Final = (*KINDS, "request", "kv")
+KV_PRICE: Final = "kv"
+PRICED_KINDS: Final = (*KINDS, "request", KV_PRICE)
 """What a price may be given of: per million tokens, `images` each, `request` for each attempt that has tokens, `kv` for
 a million KV token-seconds."""
 EACH: Final = frozenset({"images", "request"})
@@ -58,7 +59,7 @@ _COMPACT_DATE: Final = re.compile(r"-(20\d\d)(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01]
 _counts: Final = msgspec.structs.astuple
 _PLACES: Final = MappingProxyType({kind: place for place, kind in enumerate(PRICED_KINDS)})
 _REQUEST: Final = _PLACES["request"]
-_KV: Final = _PLACES["kv"]
+_KV: Final = _PLACES[KV_PRICE]
 _NOTHING: Final = Tokens()
 
 
@@ -107,6 +108,7 @@ class Period(msgspec.Struct, frozen=True, omit_defaults=True):
     windows: tuple[Window, ...] = ()
     zone: str = "UTC"
     """Of the windows."""
+    currency: str = "USD"
 
     def holds(self, at: float) -> bool:
         if (self.since is not None and at < self.since) or (self.until is not None and at >= self.until):
@@ -136,17 +138,12 @@ class Clause(msgspec.Struct, frozen=True, array_like=True):
             case "contains":
                 return self.text in name
             case "regex":
-                return _pattern(self.text).search(name) is not None
+                return re.search(self.text, name) is not None
             case "or":
                 return any(clause.matches(name) for clause in self.of)
             case "and":
                 return all(clause.matches(name) for clause in self.of)
         raise ValueError(f"no such clause: {self.kind}")
-
-
-@lru_cache(1_024)
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text)
 
 
 class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -155,7 +152,6 @@ class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str
     match: Clause
     periods: tuple[Period, ...]
-    currency: str = "USD"
     source: str = ""
     """Where its prices are from, for people."""
 
@@ -249,6 +245,14 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
             if found > total:
                 total = found
         return min(rounded(total, self.rates.denominator), MOST)
+
+    def rate_of(self, kind: str, prompt: int) -> Decimal | None:
+        """As listed, for a request of so many prompt tokens: of the kind itself, or of the one whose price it has."""
+        known: dict[str, Decimal] = {}
+        for scale in self.scales:
+            if not scale.above or prompt > scale.above:
+                known |= scale.prices
+        return _of(kind, known)
 
     def _row(self, prompt: int) -> tuple[int, ...]:
         rows = self.rates.rows
@@ -405,9 +409,9 @@ class PriceBook:
         return found[0]
 
     def provider_of(self, url: str) -> str:
-        """Whose API that is; "" for none that is known."""
+        """Whose API answers there; "" where no price list says."""
         for vendor in self._data.vendors:
-            if vendor.urls and _pattern(vendor.urls).match(url):
+            if vendor.urls and re.match(vendor.urls, url):
                 return vendor.id
         return ""
 
@@ -469,7 +473,7 @@ class PriceBook:
         if entry is None:
             return None
         listed, period, seller = entry
-        rate = self.rate(listed.currency, self.currency, at)
+        rate = self.rate(period.currency, self.currency, at)
         if rate is None:
             return None
         key = (id(listed), id(period), rate[0], seller)
@@ -484,7 +488,7 @@ class PriceBook:
                     provider=seller,
                     into=self.currency,
                     scales=period.scales,
-                    currency=listed.currency,
+                    currency=period.currency,
                     exchange=shown_rate(rate[0]),
                     exchange_since=rate[1],
                     source=listed.source,

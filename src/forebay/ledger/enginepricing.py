@@ -1,0 +1,40 @@
+"""Which price an engine's requests have."""
+
+from __future__ import annotations
+
+from forebay.config.engine import Engine, EngineKind
+from forebay.ledger.gpuhours import hosted
+from forebay.ledger.pricing import Price, PriceBook
+
+
+def provider_of(engine: Engine, book: PriceBook) -> str:
+    """Whose price list counts for it; "" for nobody's."""
+    if engine.provider is not None:
+        return engine.provider
+    found = book.provider_of(engine.url)
+    return found or ("anthropic" if engine.kind is EngineKind.ANTHROPIC else "")
+
+
+class EnginePrices:
+    """One engine's prices. Mutable state: where it has its own, the last and the minute it is good for."""
+
+    __slots__ = ("_begins", "_book", "_ends", "_engine", "_hosted", "_provider")
+
+    def __init__(self, engine: Engine, book: PriceBook) -> None:
+        self._engine = engine
+        self._book = book
+        self._provider = provider_of(engine, book)
+        self._hosted: Price | None = None
+        self._begins = self._ends = 0.0
+
+    def at(self, model: str, at: float) -> Price | None:
+        """`model` by the engine's own name; `at` in seconds since the epoch. None: unpriced."""
+        if self._engine.price is None:
+            return self._book.lookup(model, self._provider, at)
+        if not self._begins <= at < self._ends:
+            self._begins = at // 60 * 60  # exchange rates change at whole minutes
+            self._ends = self._begins + 60
+            found = hosted(self._engine, self._book, at)
+            if found is None or self._hosted is None or found.id != self._hosted.id:
+                self._hosted = found
+        return self._hosted
