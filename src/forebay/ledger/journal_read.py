@@ -27,10 +27,12 @@ _decode: Final = msgspec.msgpack.Decoder(list[Record]).decode
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The records of one group, in the order in which they were written."""
+    """The records of one group, in the order in which they were written; those behind where reading began."""
 
     position: int
     """The end of the group: where to read on."""
+    first: int
+    """The position of the first record; those of the others follow it, but that of the last is `position`."""
     began: Began
     """Of its segment."""
     records: list[Record]
@@ -43,7 +45,7 @@ class Reader:
     """Goes through the records of a journal from a position. It may be asked again when more was written.
 
     A segment repeats what its records refer to, and every reservation that is still open: the same record comes twice.
-    (owner, seq) tells. Not for several threads.
+    (owner, seq) tells. The iterators may be left at any point, and a new one goes on there. Not for several threads.
     """
 
     def __init__(self, folder: Path, since: int = 0, *, sync: bool = False) -> None:
@@ -52,6 +54,8 @@ class Reader:
         self.position = since
         self._sync = sync
         self._segment = 0
+        self._group = 0
+        """Where the group begins that `position` is in."""
         self._began: Began | None = None
         self._accounts: dict[int, Account] = {}
         self._prices: dict[int, Priced] = {}
@@ -65,6 +69,14 @@ class Reader:
                     return
         except OSError as e:
             raise JournalError(f"{self.folder} cannot be read: {e.strerror}") from e
+
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """Likewise, record by record, each with its position: whoever has that record may read on from there."""
+        for batch in self.batches():
+            last = len(batch.records) - 1
+            for i, record in enumerate(batch.records):
+                self.position = batch.position if i == last else batch.first + i
+                yield self.position, record
 
     def _current(self) -> int | None:
         """The segment that `position` is in, or the oldest. None: there are none."""
@@ -115,19 +127,20 @@ class Reader:
             if self._sync and segments(self.folder)[-1] == segment:
                 os.fdatasync(fd)
             size = os.fstat(fd).st_size
-            start = split(self.position)[1]
-            offset = start
             if segment != self._segment or self._began is None:
-                self._segment, self._began = segment, None
+                self._segment, self._group, self._began = segment, 0, None  # what is referred to is said from its start
                 self._accounts, self._prices = {}, {}
-                offset = 0  # what the records behind `start` refer to is said before it
-            while (data := _group(fd, self.folder, segment, offset, size)) is not None:
-                records = self._take(segment, offset, data)
-                offset += HEAD_BYTES + len(data)
-                if offset > start:
-                    self.position = position(segment, offset)
+            while (data := _group(fd, self.folder, segment, self._group, size)) is not None:
+                start, end = self._group, self._group + HEAD_BYTES + len(data)
+                records = self._take(segment, start, data)
+                since = split(self.position)[1]
+                if since < end:
+                    read = max(0, since - start)
+                    self.position = position(segment, end)
                     assert self._began is not None  # the first record of the segment, or _take raised
-                    yield Batch(self.position, self._began, records, self._accounts, self._prices)
+                    first = position(segment, start + read + 1)
+                    yield Batch(self.position, first, self._began, records[read:], self._accounts, self._prices)
+                self._group = end
 
     def _take(self, segment: int, offset: int, data: bytes) -> list[Record]:
         try:
