@@ -174,6 +174,11 @@ VOCABULARY: dict[str, Row] = {
         errors.engine_cut("The engine failed: connection reset."), 502, "api_error", "engine_cut",
         "The engine failed: connection reset.", Outcome.ENGINE_CUT,
     ),
+    "books_full": Row(
+        errors.books_full(), 503, "api_error", "ledger_full",
+        "The ledger's journal is full, and nothing is served unbooked here (ledger.when_full). "
+        "Its database has to take what waits.", Outcome.NO_ENGINE, headers=after(5),
+    ),
     "drained": Row(
         errors.drained(), 503, "api_error", "drained",
         "The gateway's shutdown deadline ended this answer.", Outcome.DRAINED, close=True,

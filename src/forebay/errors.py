@@ -416,3 +416,14 @@ def internal(request_id: str) -> Refusal:
         f"The gateway failed; its log has the details under request id {shown(request_id)}.",
         outcome=Outcome.INTERNAL,
     )
+
+
+def books_full() -> Refusal:
+    return Refusal(
+        503,
+        "ledger_full",
+        "The ledger's journal is full, and nothing is served unbooked here (ledger.when_full). "
+        "Its database has to take what waits.",
+        outcome=Outcome.NO_ENGINE,
+        headers=retry_headers(5.0),
+    )

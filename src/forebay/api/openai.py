@@ -373,3 +373,39 @@ def answer(body: bytes) -> Answer | None:
         return Answer() if body.lstrip()[:1] == b"{" else None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
+
+
+class _Said(msgspec.Struct, frozen=True):
+    content: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    refusal: Any = None
+    tool_calls: Any = None
+
+
+class _SaidChoice(msgspec.Struct, frozen=True):
+    message: _Said | None = None
+    text: Any = None
+
+
+class _SaidAnswer(msgspec.Struct, frozen=True):
+    choices: list[_SaidChoice] = []
+
+
+_said_decoder: Final = msgspec.json.Decoder(_SaidAnswer)
+
+
+def text_of_answer(body: bytes) -> str:
+    """What a model said in a whole answer, reasoning and tool calls included; "" for other shapes."""
+    try:
+        choices = _said_decoder.decode(body).choices
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    texts: list[str] = []
+    for choice in choices:
+        said = choice.message or _Said()
+        parts = (choice.text, said.reasoning or said.reasoning_content, said.content, said.refusal)
+        texts += [part for part in parts if isinstance(part, str)]
+        if said.tool_calls:
+            texts.append(msgspec.json.encode(said.tool_calls).decode())
+    return "\n".join(texts)

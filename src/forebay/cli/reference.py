@@ -32,11 +32,13 @@ from forebay.gateway import callers, forwarding
 from forebay.gateway.admission_view import REASONS as SHED_REASONS
 from forebay.gateway.admitting import REASONS, Admitting
 from forebay.gateway.app import Gateway
+from forebay.gateway.booking import open_books
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.logs import LogWriter, RequestLog
 from forebay.gateway.telemetry import Telemetry
+from forebay.ledger.pricing import PriceBook
 from forebay.policy.placement import RoundRobin
 from forebay.state.messages import FamilySnapshot
 from forebay.wire.server import Server
@@ -355,7 +357,7 @@ for, from the catalogue, or `-`; `class` is `vip`, `normal`, `low` or `-`; `outc
 configuration; `kind` is `prompt` or `completion`; `decision` is `admit`, `wait` or the code of a refusal; `reason` is {", ".join(f"`{r}`" for r in SHED_REASONS)}; `failure` is {failures}, or what an answer showed: `status_3xx`,
 `status_4xx`, `status_5xx`, `overloaded`, `error_event`, `empty_stream`, `not_json`, `not_foldable`, `coding`, `too_large`,
 `event_too_large`, `error_too_large`, `other_model`, `stalled`; `event` is why a breaker opened, `failures` or `stalled`, or
-`closed`; `prompt` is `prefill_engine` or `whole`; `tokens` is `all`, `believed_cached` or `cached`; `how` is `exact` or
+`closed`; `prompt` is `prefill_engine` or `whole`; `reservation` is `safe`, `waited` or `degraded`; `tokens` is `all`, `believed_cached` or `cached`; `how` is `exact` or
 `estimated`, and of aborts `told`, `failed` or `left_out`; `code` is a refusal's; `state` is a state of
 [lifecycle.py](../src/forebay/lifecycle.py), and of engines [one of these](health.md#who-gets-requests); `process` is `supervisor`, `admin` or
 `worker-0`. A family holds at most 4,096 series a worker; what is beyond is counted under `_other`."""
@@ -397,9 +399,11 @@ async def _families() -> list[FamilySnapshot]:
         )
         admission = config.admission.model_copy(update={"enabled": True})
         gateway.admitting = Admitting(admission, asyncio.get_running_loop())
+        gateway.booking = open_books(config, PriceBook(), 0, asyncio.get_running_loop())
         server = Server(gateway, config.limits, config.timeouts, ticker)
         found = [*Control(gateway, server, writer, "-", 0).snapshot().families, *await state.scrape(keys)]
         await server.close()
+        await gateway.booking.close()
     return found
 
 

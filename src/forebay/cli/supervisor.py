@@ -25,6 +25,7 @@ from forebay.cli.notify import notify
 from forebay.config.models import Address, Config
 from forebay.config.problems import ConfigError
 from forebay.gateway import logs
+from forebay.ledger.pricebuild import build_book
 from forebay.state.messages import Drain, Draining, Reload, Start, admin_socket, run_dir, worker_socket
 from forebay.wire.tasks import unless
 
@@ -123,6 +124,7 @@ class Supervisor:
         self._config = config
         self._list = EngineFile(os.environ)
         self._list.read(config)
+        self._prices = _prices(config)
         self._reread = reread
         self._boot = secrets.token_hex(8)
         self._lock = lock
@@ -166,13 +168,13 @@ class Supervisor:
         return sock
 
     def _start_message(self, index: int, fds: tuple[int, ...]) -> Start:
-        config, listed = self._whole()
-        return Start(config, index, self._boot, listed, fds)
+        config, listed, prices = self._whole()
+        return Start(config, index, self._boot, listed, prices, fds)
 
-    def _whole(self) -> tuple[str, int]:
-        """The configuration with the watched file's engines, as JSON, and how many those are."""
+    def _whole(self) -> tuple[str, int, str]:
+        """The configuration with the watched file's engines, as JSON, how many those are, and the prices."""
         whole = self._list.merged(self._config)
-        return whole.model_dump_json(by_alias=True), len(whole.engines) - len(self._config.engines)
+        return whole.model_dump_json(by_alias=True), len(whole.engines) - len(self._config.engines), self._prices
 
     async def run(self, on_ready: Callable[[], None]) -> int:
         """Until a signal or a hopeless child; returns the exit code."""
@@ -236,6 +238,7 @@ class Supervisor:
         try:
             # On this loop: the supervisor has nothing else to do, and one reload must not overtake another.
             config = self._reread()
+            prices = _prices(config)
         except (ConfigError, ValueError) as e:
             for problem in e.problems if isinstance(e, ConfigError) else (e,):
                 log.error("%s", problem)
@@ -259,7 +262,7 @@ class Supervisor:
                 config = config.model_copy(update={"admission": new.model_copy(update=kept)})
             if _tokenizers(config) != _tokenizers(self._config):
                 log.warning("models.NAME.tokenizer: a change takes a restart; the rest is in force now")
-            self._config = config
+            self._config, self._prices = config, prices
             self._list.read(config)
             await self._spread()
             log.info("configuration reloaded")
@@ -310,6 +313,16 @@ class Supervisor:
         for file in self._files:
             file.unlink(missing_ok=True)
         os.close(self._lock)
+
+
+def _prices(config: Config) -> str:
+    """A price book as JSON. Raises ConfigError for a price file that cannot be used."""
+    if not config.ledger.enabled:
+        return "{}"
+    book, problems = build_book(config, time.time())
+    for problem in problems:
+        log.warning("%s", problem)
+    return book.as_json().decode()
 
 
 def _tokenizers(config: Config) -> dict[str, Path]:

@@ -25,7 +25,7 @@ from forebay.errors import Outcome, Refusal
 from forebay.gateway.admission_view import ShedLog
 from forebay.gateway.explaining import AT_ONCE, Place, explain
 from forebay.gateway.prefixes import Prefixes
-from forebay.gateway.prompts import prompts_of
+from forebay.gateway.prompts import NOTHING, prompts_of
 from forebay.gateway.tokens import TokenEstimates
 from forebay.policy.admission import DEADLINE, Admission
 from forebay.policy.asks import Ask, Stage
@@ -165,7 +165,7 @@ class Admitting:
         """Decide over an attempt: dispatches it, refuses it, or lets it wait. `engines`: those it may go to."""
         now = monotonic()
         body, front, model = x.body, x.front, x.entry.target
-        tokens, x.counted = self.tokens.of(model, body)
+        tokens = x.prompt()
         n = body.n
         if n is None or n < 1:
             n = 1
@@ -248,6 +248,7 @@ class Admitting:
                 tokens = max(1, usage.completion_tokens // ask.n)
             if usage.prompt_tokens is not None and usage.prompt_tokens > 0:
                 self.tokens.learn(ask.model, x.counted, usage.prompt_tokens)
+                x.counted = NOTHING
         cached = usage.cached_tokens if usage is not None else None
         if ask.engine:
             self._placed.value += ask.prompt_tokens

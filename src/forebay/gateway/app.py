@@ -16,7 +16,9 @@ from forebay.api.routes import ROUTES
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.aborts import Aborts
+from forebay.gateway.accounting import Count, count_of
 from forebay.gateway.admitting import Admitting
+from forebay.gateway.booking import Booking
 from forebay.gateway.callers import Caller, Callers
 from forebay.gateway.disaggregated import Disaggregating
 from forebay.gateway.draining import Drains
@@ -25,12 +27,18 @@ from forebay.gateway.explaining import TOLD, asks_for
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.forwarding import RequestIds, given_id, upstream_block
 from forebay.gateway.front import Answer, Front
+from forebay.gateway.handles import Entry
+from forebay.gateway.holding import Holding
+from forebay.gateway.labels import tags_of
 from forebay.gateway.logs import RequestLog, Stamp
+from forebay.gateway.prompts import NOTHING as UNCOUNTED
 from forebay.gateway.relay import SHOWN, Stream, Unary
 from forebay.gateway.retries import RetryBudget, Spread
 from forebay.gateway.stalls import Stalls
 from forebay.gateway.telemetry import Telemetry
-from forebay.gateway.tokens import TokenEstimates
+from forebay.gateway.tokens import Counted, TokenEstimates
+from forebay.ledger.limits import Held
+from forebay.ledger.pricing import PriceBook
 from forebay.policy.placement import Placement
 from forebay.wire.bounds import LimitValues
 from forebay.wire.head import media_type
@@ -45,6 +53,9 @@ _NOBODY: Final = b'"key":"-","org":"-"'
 _JSON: Final = b"content-type: application/json\r\n"
 _EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-forebay-reason, " + b", ".join(sorted(TOLD))
 _OK: Final = Outcome.OK
+_TELLING: Final = 8
+"""Events of a stream from which on its usage says how many tokens one has."""
+_LEARNS: Final = 0.1
 
 
 class Gateway:
@@ -70,6 +81,8 @@ class Gateway:
         self.spread = Spread()
         self.live: set[Exchange] = set()
         self.admitting: Admitting | None = None
+        self.booking: Booking | None = None
+        self.holding: Holding | None = None
         self.drains = Drains()
         self.aborts = Aborts()
         self.tokens = TokenEstimates()
@@ -83,7 +96,7 @@ class Gateway:
         self._stamp = Stamp()
         self._started = int(time.time())
 
-    def configure(self, config: Config, listed: int = 0) -> None:
+    def configure(self, config: Config, listed: int = 0, prices: PriceBook | None = None) -> None:
         """A reload: what is live goes on as it began. `listed`: how many of the engines are of the watched file."""
         self._read(config)
         self.retry_budget.share = config.retries.budget
@@ -93,6 +106,12 @@ class Gateway:
         self.disaggregating.configure(config.disaggregation)
         if self.admitting is not None:
             self.admitting.configure(config.admission, config.placement)
+        if self.booking is not None and prices is not None:
+            self.booking.configure(config.ledger, prices)
+            for handle in self.fleet.handles.values():
+                handle.prices = None
+        if self.holding is not None:
+            self.holding.configure(config)
 
     def _read(self, config: Config) -> None:
         self.config = config
@@ -178,6 +197,7 @@ class Gateway:
                 block=block,
                 explains=explains,
                 session=session,
+                tags=tags_of(request, self.config.ledger.labels),
             )
         if path == MODELS or path.startswith(MODELS + b"/"):
             _require_method(request, b"GET", b"HEAD")
@@ -256,13 +276,38 @@ class Gateway:
         caller = front.caller
         if entry is None or not entry.candidates or (caller is not None and not caller.may_use(entry.name)):
             self.fleet.refuse(body.model or "", caller.may_use if caller is not None else None)
+        if self.booking is not None:
+            self.booking.check_room()
         self.retry_budget.requests += 1
         if entry.renames or entry.defaults or openai.names_twice(payload):
             defaults = entry.defaults
             if body.max_completion_tokens is not None and "max_tokens" in defaults:
                 defaults = {k: v for k, v in defaults.items() if k != "max_tokens"}
             payload = openai.rewritten(payload, {"model": entry.target_json}, defaults)
-        if not body.stream or not route.streams:
+        held: Held | None = None
+        prompt = -1
+        counted: Counted = UNCOUNTED
+        holding = self.holding
+        if holding is not None and holding.limits.active:
+            prompt, counted = self.tokens.of(entry.target, body)
+            asked = holding.ask(reply, front, body, entry, payload, prompt)
+            body, entry, front, payload, held = asked.body, asked.entry, asked.front, asked.payload, asked.held
+        x = self._made(request, reply, front, request_id, body, entry, payload, now)
+        x.held, x.prompt_tokens, x.counted = held, prompt, counted
+        return x
+
+    def _made(
+        self,
+        request: Request,
+        reply: Reply,
+        front: Front,
+        request_id: bytes,
+        body: openai.AnyBody,
+        entry: Entry,
+        payload: bytes,
+        now: float,
+    ) -> Exchange:
+        if not body.stream or not front.route.streams:
             return Unary(self, request, reply, front, request_id, body, entry, payload, now)
         options = body.stream_options
         hide_usage = options is None or not (options.include_usage or options.continuous_usage_stats)
@@ -278,7 +323,21 @@ class Gateway:
     # --- records -----------------------------------------------------------------------------------------------------
 
     def settled(self, x: Exchange) -> None:
-        """One exchange has ended: count it, log it."""
+        """One exchange has ended. Where its engine said nothing of a whole answer's tokens, these are counted first: by
+        the model's tokenizer, off the loop, or else estimated."""
+        if not x.unsaid:
+            self._finish(x, 0)
+            return
+        model, text = x.entry.target, openai.text_of_answer(x.unsaid)
+        x.unsaid = b""
+        exact = self.tokens.exact
+        if exact is None or not exact.count(
+            model, text, lambda found: self._finish(x, found or self.tokens.text(model, text))
+        ):
+            self._finish(x, self.tokens.text(model, text))
+
+    def _finish(self, x: Exchange, said: int) -> None:
+        """Count it, book it, log it. `said`: the tokens of its answer, where they had to be counted here."""
         seconds = monotonic() - x.received_at
         series, outcome, usage = x.series, x.outcome, x.usage
         series.ended(outcome)
@@ -287,27 +346,30 @@ class Gateway:
         total.total += seconds
         if x.heard_at:
             series.itl.total += x.heard_at - x.first_content_at
+        count = self._count(x, said)
+        tokens = count.tokens
+        prompt, completion = tokens.prompt, tokens.completion
         spent = b""
-        if x.exact or (x.free and usage is None):
+        if count.exact:
             series.exact.value += 1
+            series.prompt.value += prompt
+            series.completion.value += completion
             settled = b"exact"
         else:
             settled = b"estimated"
-            if usage is None:
-                spent = self._estimated(x)
-            else:
-                series.estimated(0, 0)
-        if usage is not None:
-            prompt = usage.prompt_tokens or 0
-            completion = usage.completion_tokens or 0
-            if prompt > 0:
-                series.prompt.value += prompt
-            if completion > 0:
-                series.completion.value += completion
+            series.estimated(prompt, completion)
+        if prompt or completion or usage is not None:
             spent = b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
-            cached = usage.cached_tokens
-            if cached is not None:
+            if usage is not None and (cached := usage.cached_tokens) is not None:
                 spent += b',"tokens_cached":%d' % cached
+        cost: int | None = None
+        if self.booking is not None:
+            booked = self.booking.settle(x, outcome, count)
+            cost = booked.cost
+            if booked.cost is not None:
+                spent += b',"cost_nano":%d' % booked.cost
+        if x.held is not None and self.holding is not None:
+            self.holding.end(x, tokens, cost)
         if not self._log.enabled:
             return
         if x.first_content_at:
@@ -348,11 +410,22 @@ class Gateway:
             )
         )
 
-    def _estimated(self, x: Exchange) -> bytes:
-        """Settle by what was delivered: its prompt as tokens are estimated, its answer by the events that came."""
-        prompt, completion = self.tokens.of(x.entry.target, x.body)[0], x.events
-        x.series.estimated(prompt, completion)
-        return b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
+    def _count(self, x: Exchange, said: int) -> Count:
+        """What its last attempt came to; what that says of estimates is learned."""
+        handle = self.fleet.handles.get(x.engine)
+        count = count_of(x, x.outcome, said, handle.per_event if handle is not None else 1.0)
+        if count.exact:
+            tokens, events = count.tokens, x.events
+            if events > _TELLING and handle is not None and x.outcome is _OK:
+                handle.per_event += _LEARNS * (tokens.completion / events - handle.per_event)
+            if x.counted is not UNCOUNTED and tokens.prompt > 0:
+                self.tokens.learn(x.entry.target, x.counted, tokens.prompt)
+        return count
+
+    def note_progress(self, now: float) -> None:
+        """For the ticker."""
+        if self.booking is not None:
+            self.booking.progress(self.live, now)
 
     async def close(self) -> None:
         """Nothing is read on, and no engine is told anything, after the last request."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from forebay.gateway.app import Gateway
     from forebay.gateway.legs import Legs
     from forebay.gateway.tokens import Counted
+    from forebay.ledger.limits import Held
+    from forebay.ledger.pricing import Price
     from forebay.policy.asks import Ask
 
 # Reading a member off an Enum class is slow.
@@ -54,17 +56,23 @@ class Attempts(ABC):
         "attempts",
         "believed",
         "body",
+        "booked_at",
         "call",
         "counted",
         "entry",
         "exact",
         "first_content_at",
+        "first_seq",
         "free",
         "front",
         "gateway",
+        "held",
         "legs",
         "outcome",
         "payload",
+        "position",
+        "price",
+        "prompt_tokens",
         "received_at",
         "refusal",
         "reply",
@@ -72,10 +80,12 @@ class Attempts(ABC):
         "request_id",
         "resumed_at",
         "sent_at",
+        "seq",
         "series",
         "shown",
         "state",
         "status",
+        "unsaid",
         "usage",
     )
 
@@ -135,6 +145,17 @@ class Attempts(ABC):
         self.believed = 0
         """Prompt tokens that placement took to be cached on the last engine."""
         self.counted: Counted = NOTHING  # its prompt, as its tokens were estimated
+        self.prompt_tokens = -1
+        self.unsaid = b""
+        """A whole answer that came without usage."""
+        self.held: Held | None = None
+        """Of its caller's limits."""
+        self.seq = 0
+        """The attempt's number in the journal, until it is settled."""
+        self.first_seq = 0
+        self.position = 0
+        self.booked_at = 0.0
+        self.price: Price | None = None
         reply.on_gone = self.client_gone
 
     @property
@@ -167,6 +188,28 @@ class Attempts(ABC):
         self.attempts += 1
         self._failing = self.free = False
         self.abort = None
+        if self.gateway.booking is not None:
+            self.gateway.booking.reserve(self, handle)
+
+    def prompt(self) -> int:
+        """Its prompt's tokens, as they are estimated."""
+        if self.prompt_tokens < 0:
+            self.prompt_tokens, self.counted = self.gateway.tokens.of(self.entry.target, self.body)
+        return self.prompt_tokens
+
+    @property
+    def events(self) -> int:
+        """Content events the client was sent; 0 where they are not seen."""
+        return 0
+
+    def delivered(self) -> int:
+        """About how many tokens those had."""
+        handle = self.gateway.fleet.handles.get(self.engine)
+        return round(self.events * (handle.per_event if handle is not None else 1.0))
+
+    def let_go(self) -> None:
+        """The reservation is safe, or has been waited for long enough."""
+        self.reply.release()
 
     def has_tried(self, name: str) -> bool:
         return name in self._tried

@@ -17,6 +17,7 @@ from forebay import errors
 from forebay.config.models import Callers as CallersConfig
 from forebay.config.models import Class, Listener
 from forebay.errors import Refusal
+from forebay.ledger.gates import Gate, Who
 from forebay.ledger.records import KeyRecord
 from forebay.wire.message import Request
 
@@ -42,8 +43,10 @@ class Caller:
     """Who a request belongs to. `key_id` is "anonymous" where no key was shown."""
 
     __slots__ = (
+        "account",
         "class_",
         "expires",
+        "gate",
         "key_id",
         "logged",
         "may_raise_class",
@@ -58,12 +61,26 @@ class Caller:
         self.expires = record.expires if record.expires is not None else float("inf")
         self.logged = b'"key":%b,"org":%b' % (msgspec.json.encode(record.id), msgspec.json.encode(record.organisation))
         """Its part of a log line."""
+        self.account = (
+            record.id,
+            record.name,
+            record.organisation,
+            record.department or "",
+            record.project or "",
+            record.user or "",
+        )
+        """Whom its use is booked to: key, its name, then from the top down."""
+        self.gate: Gate | None = None
+        """Its limits, looked up with its first request."""
         self.key_id = record.id
         self.name = record.name
         self.organisation = record.organisation
         self.models = frozenset(record.models)
         self.class_ = Class(record.class_)
         self.may_raise_class = record.may_raise_class
+
+    def who(self) -> Who:
+        return Who(*self.account)
 
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models

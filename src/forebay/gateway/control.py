@@ -102,6 +102,7 @@ class Control:
                 *self._admission(),
                 *self._placement(),
                 *self._wire(),
+                *(gateway.booking.snapshot() if gateway.booking is not None else ()),
             ),
             engines=tuple(engine_states(gateway.fleet)),
         )

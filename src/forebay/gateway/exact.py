@@ -25,6 +25,8 @@ from forebay.gateway.prompts import Prompt, of_text
 log = logging.getLogger(__name__)
 
 _WAITING: Final = 4
+_ANSWERS: Final = 64
+"""Likewise answers without a usage: these are for the books."""
 _LONGEST: Final = 16_384
 _LARGEST: Final = 262_144
 """Bytes of a prompt that is taken apart: that holds the interpreter's lock, for less than a millisecond."""
@@ -86,6 +88,31 @@ class ExactCounts:
         self._taken[model] = taken + 1
         self._waiting += 1
         self._thread.submit(self._work, model, body)
+
+    def count(self, model: str, text: str, then: Callable[[int], None]) -> bool:
+        """Count an answer, and call `then` on the loop; with 0 where it could not be counted. False: it will not be,
+        for its model has no tokenizer here or too much waits."""
+        if model not in self._tokenizers or self._waiting >= _ANSWERS or len(text) > _LARGEST:
+            return False
+        self._waiting += 1
+        self._thread.submit(self._count, model, text, then)
+        return True
+
+    def _count(self, model: str, text: str, then: Callable[[int], None]) -> None:
+        """In the thread."""
+        found = 0
+        try:
+            found = self._tokenizers[model](text)
+        except Exception:
+            log.exception("an answer of %s could not be counted", model)
+        try:
+            self._loop.call_soon_threadsafe(self._counted, found, then)
+        except RuntimeError:  # the loop is closed; the books settle it as an orphan
+            return
+
+    def _counted(self, found: int, then: Callable[[int], None]) -> None:
+        self._waiting -= 1
+        then(found)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

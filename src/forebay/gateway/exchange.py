@@ -16,6 +16,7 @@ from typing import Final
 from forebay import errors
 from forebay.engines.handover import handover_of
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.accounting import NOTHING as NOTHING_SPENT
 from forebay.gateway.attempts import DISPATCHED, HELD, Attempts
 from forebay.gateway.dispatching import send_in
 from forebay.gateway.engine_errors import TIMEOUTS, refusal_of, retry_after, said
@@ -142,6 +143,8 @@ class Exchange(Attempts):
         gateway = self.gateway
         if self.ask is not None and gateway.admitting is not None:
             gateway.admitting.end(self)
+        if gateway.booking is not None:
+            gateway.booking.settle(self, refusal.outcome, NOTHING_SPENT)
         gateway.telemetry.retries.series(self.engine).add()
         self._move(Event.RETRY)
         queued = gateway.admitting is not None and gateway.admitting.gated  # which spreads them itself
@@ -252,11 +255,6 @@ class Exchange(Attempts):
     @abstractmethod
     def heard_at(self) -> float: ...
 
-    @property
-    def events(self) -> int:
-        """Content events the client was sent; 0 where they are not seen."""
-        return 0
-
     @abstractmethod
     def account(self) -> None:
         """Add to the reply's count of bytes what went past it."""
@@ -265,6 +263,8 @@ class Exchange(Attempts):
         """The answer's first content is here."""
         self.first_content_at = now
         self._move(_FIRST_TOKEN)
+        if self.gateway.booking is not None:
+            self.gateway.booking.first_byte(self)
         if self.legs is not None:
             self.legs.first_content(now)
         handle = self._handle

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import copy
 
 from forebay.api.routes import CHAT, Route
 from forebay.config.models import Class
 from forebay.gateway.callers import Caller
 from forebay.gateway.handles import Entry
+from forebay.gateway.labels import Labels
 from forebay.gateway.telemetry import Series
 from forebay.wire.message import Request
 
@@ -33,6 +35,7 @@ class Front:
         "route",
         "series",
         "session",
+        "tags",
     )
 
     def __init__(
@@ -47,6 +50,7 @@ class Front:
         block: bytes = b"",
         explains: bool = False,
         session: int = 0,
+        tags: Labels = (),
         answer: Callable[[Request], Answer] | None = None,
     ) -> None:
         self.generation = generation
@@ -60,11 +64,20 @@ class Front:
         """Whether its answers are to say what admission decided."""
         self.session = session
         """A number that the requests of its session share; 0: it is of none."""
+        self.tags = tags
+        """Of its header: what costs are allocated by."""
         self.answer = answer
         self.limited = caller is not None and caller.expires != float("inf")
         self.entry: Entry | None = None
         self.series: Series | None = None
         """Of the last request's entry: most ask for the same model again."""
+
+    def lowered(self, class_: Class) -> Front:
+        """The same, in another class: of one request."""
+        other = copy(self)
+        other.class_ = class_
+        other.entry = other.series = None
+        return other
 
     def expired(self) -> bool:
         """Whether its caller's key has run out; asked only where `limited`."""

@@ -16,6 +16,7 @@ from forebay.engines.registry import adapter
 from forebay.gateway.dialects import dialect_of
 from forebay.gateway.looking import Look
 from forebay.gateway.roles import roles_of
+from forebay.ledger.enginepricing import Dearest, EnginePrices
 from forebay.policy.breaker import Breaker
 from forebay.policy.breaker import State as BreakerState
 from forebay.wire.pool import Pool
@@ -73,7 +74,9 @@ class Handle:
         "look",
         "looked_at",
         "name",
+        "per_event",
         "pool",
+        "prices",
         "quiet",
         "report",
         "reported",
@@ -117,6 +120,10 @@ class Handle:
         self.heard_at = 0.0
         self.answered_at = 0.0
         self.quiet = 0.0
+        self.prices: EnginePrices | None = None
+        """Set with its first reservation (`gateway.booking`)."""
+        self.per_event = 1.0
+        """Tokens of one event of its streams, on average."""
         self.gap_mean = 0.0
         self.gaps = 0
         self.first_mean = 0.0
@@ -239,6 +246,7 @@ class Entry:
         "engines",
         "name",
         "prefills",
+        "priced",
         "renames",
         "spares",
         "target",
@@ -247,6 +255,8 @@ class Entry:
 
     def __init__(self, name: str, target: str, engines: tuple[Handle, ...], model: Model) -> None:
         self._suffix = b""
+        self.priced: tuple[float, Dearest | None] = (0.0, None)
+        """Until when (Unix time), and what its engines' prices come to at most (`gateway.booking`)."""
         self.name = name
         self.target = target
         self.engines = engines

@@ -106,12 +106,16 @@ class Unary(Exchange):
             return
         if found.usage is not None:
             self.usage, self.exact = found.usage, True
+        else:
+            self.unsaid = body
         if found.model != self.entry.target:
             self.answered_by(found.model)
         if self.gateway.shows_bodies:
             self.shown = body[:SHOWN]
         if self.entry.renames:
             body = self.entry.renamed(body)
+        if self.gateway.booking is not None:
+            self.gateway.booking.first_byte(self)
         self.reply.send(self.status, block, body)
         self._settle(_OK)
 
@@ -123,7 +127,7 @@ class Stream(Exchange):
     the tap (`tap.py`). The rest is framed, and taken apart where it may hold usage, an end or an error.
     """
 
-    __slots__ = ("_done", "_events", "_finished", "_framer", "_held", "_hide_usage", "_late_lf", "_tap")
+    __slots__ = ("_done", "_events", "_finished", "_framer", "_held", "_hide_usage", "_late_lf", "_tap", "_taps")
 
     stream = True
 
@@ -149,6 +153,7 @@ class Stream(Exchange):
         self._hide_usage = hide_usage
         self._held: list[bytes] = []
         self._tap: Tap | None = None
+        self._taps = False
         reply.on_pause = self.pause
         reply.on_resume = self.resume
 
@@ -160,6 +165,17 @@ class Stream(Exchange):
     @property
     def heard_at(self) -> float:
         return self._tap.heard_at if self._tap is not None else 0.0
+
+    def let_go(self) -> None:
+        super().let_go()
+        if self._taps:
+            self._tap_to_client()
+
+    def _tap_to_client(self) -> None:
+        """Have the tap write by itself; not while the reply is held."""
+        write, tap = self.reply.raw_writer(), self._tap
+        if write is not None and tap is not None and not self._done:
+            tap.write_to(write)
 
     def account(self) -> None:
         if self._tap is not None:
@@ -239,12 +255,13 @@ class Stream(Exchange):
         held = b"".join(self._held)
         self._held.clear()
         self.reply.start(self.status, self.downstream_head())
-        write = self.reply.raw_writer()
         plain = self._inflater is None and not self.entry.renames and not self.gateway.shows_bodies
-        if write is not None and plain:
-            tap.write_to(write)
+        taps = plain and self.reply.chunked
+        if taps:
+            self._tap_to_client()
         if self.call is not None:
-            self.call.begin(tap if write is not None and plain else None)
+            self.call.begin(tap if taps else None)
+        self._taps = taps
         if held:
             self.reply.write(self.entry.renamed(held))
         if block:

@@ -13,7 +13,7 @@ from typing import Final
 
 from forebay.api.openai import AnyBody
 from forebay.gateway.exact import ExactCounts
-from forebay.gateway.prompts import NAMES, WIDTH, Prompt, glance, look
+from forebay.gateway.prompts import NAMES, WIDTH, Prompt, glance, look, of_text
 
 _PRIOR: Final = (
     ("request", 12.2, 17.4),
@@ -162,6 +162,10 @@ class TokenEstimates:
             self.exact.offer(model, body)
         weights = self._models.get(model, self._first)
         return round(weights.tokens(prompt.counts)), prompt
+
+    def text(self, model: str, text: str) -> int:
+        """About how many tokens a text has by itself."""
+        return round(self._models.get(model, self._first).tokens(of_text(text).counts)) if text else 0
 
     def learn(self, model: str, prompt: Counted, actual: int) -> None:
         """An engine has counted `actual`. What is beyond 20 × the estimate either way is no count of this prompt."""

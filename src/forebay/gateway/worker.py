@@ -26,13 +26,16 @@ from forebay.config.models import Config, ServerTLS
 from forebay.gateway import logs
 from forebay.gateway.admitting import Admitting, rules_of
 from forebay.gateway.app import Gateway
+from forebay.gateway.booking import open_books
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
 from forebay.gateway.exact import ExactCounts
 from forebay.gateway.fleet import Fleet
+from forebay.gateway.holding import Holding
 from forebay.gateway.kv_events import KvFeeds, ToPolicy
 from forebay.gateway.recorder import Recorder, recorded
 from forebay.gateway.telemetry import Telemetry
+from forebay.ledger.pricing import PriceBook
 from forebay.policy.placement import RoundRobin
 from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.live import at_start
@@ -82,6 +85,11 @@ class Worker:
         tokenizers = {name: model.tokenizer for name, model in config.models.items() if model.tokenizer}
         tokens.exact = ExactCounts.load(tokenizers, loop, tokens.learn)
         admitting.feeds = fleet.feeds = KvFeeds(ToPolicy(admitting.policy, time.monotonic), tasks, time.monotonic)
+        if config.ledger.enabled:
+            prices = PriceBook.from_json(self._start.prices)
+            gateway.booking = open_books(config, prices, self._start.index, loop)
+            gateway.holding = Holding(gateway, config)
+            ticker.add(gateway.note_progress)
         engines, draining, wrong = at_start(config.state_dir, os.environ)
         for problem in wrong:
             log.error("%s", problem)
@@ -109,6 +117,8 @@ class Worker:
         listening.cancel()
         await server.close()
         await gateway.close()
+        if gateway.booking is not None:
+            await gateway.booking.close()
         await control.close()
         fleet.close()
         if fleet.feeds is not None:
@@ -128,8 +138,8 @@ class Worker:
         try:
             while (message := await self._channel.receive()) is not None:
                 match message:
-                    case Reload(text, listed):
-                        self._reload(text, listed, gateway, server)
+                    case Reload(text, listed, prices):
+                        self._reload(text, listed, prices, gateway, server)
                     case Drain(deadline):
                         self._stop_in(deadline)
                     case _:
@@ -138,7 +148,7 @@ class Worker:
             log.error("the supervisor's channel broke: %s", e)
         self._stop_in(self._config.timeouts.drain)
 
-    def _reload(self, text: str, listed: int, gateway: Gateway, server: Server) -> None:
+    def _reload(self, text: str, listed: int, prices: str, gateway: Gateway, server: Server) -> None:
         try:
             config = Config.model_validate_json(text)
         except ValidationError as e:
@@ -146,7 +156,7 @@ class Worker:
             log.error("the new configuration cannot be read: %s", [(x["loc"], x["msg"]) for x in wrong])
             return
         logs.configure(config.logging)
-        gateway.configure(config, listed)
+        gateway.configure(config, listed, PriceBook.from_json(prices))
         server.configure(config.limits, config.timeouts)
         self._renew_certificates(config)
         self._config = config

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from forebay.config.engine import Engine, EngineKind
 from forebay.ledger.gpuhours import hosted
 from forebay.ledger.pricing import Price, PriceBook
@@ -38,3 +40,14 @@ class EnginePrices:
             if found is None or self._hosted is None or found.id != self._hosted.id:
                 self._hosted = found
         return self._hosted
+
+
+class Dearest:
+    """Several engines' prices, where it is not known yet which of them it will be: the highest."""
+
+    def __init__(self, prices: Iterable[Price]) -> None:
+        self._prices = tuple({price.id: price for price in prices}.values())
+
+    def most(self, prompt: int, completion: int, /) -> int:
+        """As `Price.most`."""
+        return max(price.most(prompt, completion) for price in self._prices)

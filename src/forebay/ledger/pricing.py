@@ -254,6 +254,10 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
                 known |= scale.prices
         return _of(kind, known)
 
+    @cached_property
+    def uses_kv(self) -> bool:
+        return any(row[_KV] for row in self.rates.rows)
+
     def _row(self, prompt: int) -> tuple[int, ...]:
         rows = self.rates.rows
         found = rows[0]

@@ -28,6 +28,8 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     """Identity of this run of the supervisor."""
     listed: int = 0
     """How many of the configuration's engines, the last ones, are of the watched file."""
+    prices: str = "{}"
+    """Every price that is known: a `ledger.pricing.PriceBook` as JSON."""
     fds: tuple[int, ...] = ()
     """Listening sockets, in the order of `config.listeners` (worker) or one for the admin address (admin)."""
 
@@ -35,6 +37,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 class Reload(msgspec.Struct, tag="reload", frozen=True):
     config: str
     listed: int = 0
+    prices: str = "{}"
     """As in `Start`."""
 
 
@@ -217,6 +220,15 @@ def admin_socket(state_dir: Path) -> Path:
 def live_engines(state_dir: Path) -> Path:
     """What `forebay engines` has added and drained, as `state.live` reads it."""
     return state_dir / "engines.json"
+
+
+def journal_folder(state_dir: Path, index: int) -> Path:
+    """A worker's journal."""
+    return journals(state_dir) / f"worker-{index}"
+
+
+def journals(state_dir: Path) -> Path:
+    return state_dir / "journal"
 
 
 def keys_snapshot(state_dir: Path) -> Path:

@@ -23,7 +23,7 @@ class LimitValues:
 
     @classmethod
     def of(cls, limits: Limits) -> LimitValues:
-        return cls(**limits.model_dump())
+        return cls(**{field: getattr(limits, field) for field in cls.__slots__})
 
 
 @dataclass(frozen=True, slots=True)

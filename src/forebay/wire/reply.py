@@ -183,6 +183,11 @@ class Reply:
         self.sent += len(data)
         self._put(connection, data)
 
+    @property
+    def chunked(self) -> bool:
+        """Whether it has begun in chunks, and its client is there."""
+        return self._chunked and self._connection is not None
+
     def raw_writer(self) -> Callable[[bytes], None] | None:
         """What takes chunks that are framed already, for a chunked answer that has begun and is not held; None for any
         other. The writer counts nothing: add to `sent`."""

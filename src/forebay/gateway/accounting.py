@@ -1,0 +1,76 @@
+"""What an attempt came to, in tokens: as its engine says; where that is missing or cannot be, by what was delivered.
+
+what happened                                       tokens
+the engine's last word on usage came, and can be     its own, exact
+it cost the engine nothing: not sent, refused        none, exact
+it failed before its first content                   none, exact
+whole, without usage                                 the prompt and the answer, estimated
+cut, or its client left, after content came          the prompt and what was delivered, estimated
+its client left, or it was ended here, before that   the prompt, estimated: the engine was working on it
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from forebay.api.openai import AnyBody
+from forebay.api.usage import CONTRADICTS, doubted, tokens_of
+from forebay.errors import Outcome
+from forebay.ledger.tokens import NO_TOKENS, Tokens
+
+if TYPE_CHECKING:
+    from forebay.gateway.attempts import Attempts
+
+_LEFT: Final = frozenset({Outcome.CLIENT_GONE, Outcome.CANCELLED, Outcome.DRAINED})
+_BESIDE: Final = 65_536
+"""Tokens a prompt may have beside its bytes: a template, tools spelt out, pictures."""
+
+
+class Count(NamedTuple):
+    tokens: Tokens
+    exact: bool
+    note: str = ""
+    """Why the engine's own word was not taken."""
+
+
+NOTHING: Final = Count(NO_TOKENS, exact=True)
+
+
+def count_of(x: Attempts, outcome: Outcome, said: int, per_event: float) -> Count:
+    """`said`: tokens of a whole answer that were counted here, 0 where none were; `per_event`: tokens that an event of
+    its engine's streams has."""
+    usage = x.usage
+    note = ""
+    if usage is not None and x.exact:
+        tokens, note = tokens_of(usage)
+        if not note or note is CONTRADICTS:
+            doubt = doubted(
+                tokens,
+                prompt_most=len(x.request.body) + _BESIDE,
+                answer_most=_allowed(x.body),
+                events=x.events,
+            )
+            if not doubt:
+                return Count(tokens, exact=True, note=note)
+            note = doubt
+    elif usage is None and x.free:
+        return NOTHING
+    seen = x.events
+    if not (seen or said or outcome is Outcome.OK or x.first_content_at or outcome in _LEFT):
+        return NOTHING
+    prompt, completion = x.prompt(), said or round(seen * per_event)
+    cached = 0
+    if usage is not None and not note:  # said on the way, by an answer that was cut
+        tokens, _ = tokens_of(usage)
+        prompt, cached = tokens.prompt or prompt, tokens.cached
+        completion = max(completion, tokens.completion)
+    return Count(Tokens(input=max(0, prompt - cached), cached=cached, output=completion), exact=False, note=note)
+
+
+def _allowed(body: AnyBody) -> int:
+    """Completion tokens that were asked for at most; 0: no bound."""
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if most is None or most <= 0:
+        return 0
+    n = body.n
+    return most if n is None or n < 2 else most * n

@@ -1,0 +1,326 @@
+"""The books of one worker: the reservation of each attempt, and its one settlement.
+
+Every attempt is reserved before it is sent. The first byte of its answer waits until the reservation is safe (on disk,
+or in the database), `ledger.first_byte_wait` at most; engines take longer to prefill, so mostly it waits for nothing.
+What an attempt came to is `accounting`'s to say; here it is priced and written down.
+
+Mutable state: answers that wait, in the order of their reservations, which is the order in which those become safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Iterable, Iterator
+from time import monotonic, time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from forebay import errors
+from forebay.config.ledger import Durability, Ledger, WhenFull
+from forebay.config.models import Config
+from forebay.counters import counters
+from forebay.errors import Outcome
+from forebay.gateway.accounting import NOTHING, Count
+from forebay.gateway.holding import LONGEST_NAME
+from forebay.gateway.labels import labels_of
+from forebay.gateway.telemetry import counter_snapshot, gauge
+from forebay.ledger.enginepricing import Dearest, EnginePrices
+from forebay.ledger.entries import How, Progress, Reserved, Settled
+from forebay.ledger.journal import Journal, JournalFull, Open, State
+from forebay.ledger.journal_format import JournalCorrupt
+from forebay.ledger.pricing import Price, PriceBook, price_from
+from forebay.ledger.tokens import Tokens
+from forebay.state.messages import FamilySnapshot, journal_folder
+
+log = logging.getLogger("forebay.worker")
+
+if TYPE_CHECKING:
+    from forebay.gateway.attempts import Attempts
+    from forebay.gateway.handles import Entry, Handle
+
+PROGRESS: Final = 1.0
+"""Seconds between two records of what streams under way have delivered: an orphan's estimate lacks at most so much."""
+_MOST_TOKENS: Final = 1 << 40
+
+
+class Booked(NamedTuple):
+    """A settlement, for the log and the limits."""
+
+    how: How
+    cost: int | None
+
+
+class _Waiting(NamedTuple):
+    position: int
+    deadline: float
+    x: Attempts
+
+
+class Booking:
+    def __init__(self, section: Ledger, journal: Journal, prices: PriceBook, loop: asyncio.AbstractEventLoop) -> None:
+        self.journal = journal
+        self.prices = prices
+        self.safe = 0
+        """Reservations up to this position are safe."""
+        self.ingested = 0
+        self.late = counters(
+            "forebay_ledger_first_bytes", "First bytes of answers, by how their reservation stood.", "reservation"
+        )
+        self.unbooked = counters("forebay_ledger_unbooked", "Attempts that the journal had no room for.")
+        self.money = counters(
+            "forebay_cost_nano", "Cost of settled attempts, in nano-units of the ledger's currency.", "model"
+        )
+        self._safe, self._waited, self._degraded = (self.late.series(name) for name in ("safe", "waited", "degraded"))
+        self._unbooked = self.unbooked.series()
+        self._loop = loop
+        self._waiting: deque[_Waiting] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._progress_at = 0.0
+        self.configure(section, prices)
+
+    def configure(self, section: Ledger, prices: PriceBook) -> None:
+        self.section = section
+        self.prices = prices
+        self.labels = section.labels
+        self._wait = section.first_byte_wait
+        self._in_database = section.durability is Durability.DATABASE
+        self._refuses = section.when_full is WhenFull.REFUSE
+
+    def check_room(self) -> None:
+        """Raises Refusal where nothing may go unbooked, and the journal has no room."""
+        if self._refuses and self.journal.state is State.FULL:
+            raise errors.books_full()
+
+    def recover(self) -> int:
+        """Settle what an earlier life of this worker left open. Returns how many there were."""
+        return self.journal.recover(self._price_orphan)
+
+    def _price_orphan(self, orphan: Open) -> tuple[How, int | None]:
+        reserved = orphan.reserved
+        price = price_from(orphan.price) if orphan.price else None
+        tokens = Tokens(input=reserved.prompt, output=orphan.delivered)
+        cost = price.cost(tokens) if price is not None else None
+        return (How.UNPRICED, None) if cost is None else (How.ESTIMATED, cost)
+
+    # --- an attempt --------------------------------------------------------------------------------------------------
+
+    def reserve(self, x: Attempts, handle: Handle) -> None:
+        journal, front, body, now = self.journal, x.front, x.body, time()
+        caller = front.caller
+        assert caller is not None
+        x.seq = seq = journal.next_seq()
+        if not x.first_seq:
+            x.first_seq = seq
+        x.booked_at = monotonic()
+        x.price = price = self.price_of(handle, x.entry.target, now)
+        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        n = body.n or 1
+        reserved = Reserved(
+            seq,
+            x.first_seq,
+            now,
+            x.request_id.decode("latin-1"),
+            journal.account_no(*caller.account),
+            front.route.name,
+            x.entry.name,
+            x.entry.target,
+            handle.name,
+            "",
+            front.class_.value,
+            body.end_user[:LONGEST_NAME],
+            labels_of(self.labels, body.metadata, front.tags),
+            x.prompt(),
+            min((most or 0) * n, _MOST_TOKENS) if (most or 0) > 0 and n > 0 else 0,
+            x.held.full_cost if x.held is not None else 0,
+            journal.price_no(price.id, price.as_json) if price is not None else 0,
+        )
+        try:
+            x.position = journal.reserve(reserved)
+        except JournalFull:
+            x.seq = x.position = 0
+            self._unbooked.value += 1
+
+    def price_of(self, handle: Handle, model: str, at: float) -> Price | None:
+        prices = handle.prices
+        if prices is None:
+            prices = handle.prices = EnginePrices(handle.config, self.prices)
+        return prices.at(model, at)
+
+    def dearest(self, entry: Entry, at: float) -> Dearest | None:
+        """What its engines take at most. None: one of them has no price."""
+        until, found = entry.priced
+        if at < until < at + 60:
+            return found
+        prices = [self.price_of(handle, entry.target, at) for handle in entry.engines]
+        known = [price for price in prices if price is not None]
+        found = Dearest(known) if known and len(known) == len(prices) else None
+        entry.priced = (at // 60 * 60 + 60, found)
+        return found
+
+    def first_byte(self, x: Attempts) -> None:
+        """An answer is about to begin: it is held back where its reservation is not safe yet."""
+        if x.position <= self.safe:
+            self._safe.value += 1
+            return
+        x.reply.hold()
+        now = monotonic()
+        self._waiting.append(_Waiting(x.position, now + self._wait, x))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._wait, self._overdue)
+
+    def settle(self, x: Attempts, outcome: Outcome, count: Count) -> Booked:
+        """What the attempt cost; written down where it was reserved."""
+        tokens, exact, note = count
+        price, kv = x.price, 0
+        now = time()
+        how = How.EXACT
+        cost: int | None = 0
+        if tokens is NOTHING.tokens:
+            pass
+        else:
+            if price is not None and price.uses_kv:
+                kv = _kv_token_seconds(tokens, x)
+            cost = price.cost(tokens, kv) if price is not None else None
+            how = How.UNPRICED if cost is None else How.EXACT if exact else How.ESTIMATED
+        seq, x.seq = x.seq, 0
+        if cost:
+            self.money.series(x.entry.name).value += cost
+        if seq:
+            first = x.first_content_at
+            self.journal.settle(
+                Settled(
+                    seq,
+                    now,
+                    tokens,
+                    how,
+                    cost,
+                    self.journal.price_no(price.id, price.as_json) if price is not None else 0,
+                    outcome.value,
+                    first - x.received_at if first else 0.0,
+                    monotonic() - x.received_at,
+                    kv,
+                    0,
+                    note,
+                )
+            )
+        return Booked(how, cost)
+
+    # --- what becomes safe -------------------------------------------------------------------------------------------
+
+    def committed(self, position: int) -> None:
+        """The journal is on disk up to here."""
+        if not self._in_database:
+            self._now_safe(position)
+
+    def in_database(self, position: int) -> None:
+        """The admin process has committed it up to here."""
+        self.ingested = position
+        if self._in_database:
+            self._now_safe(position)
+
+    def _now_safe(self, position: int) -> None:
+        self.safe = position
+        waiting = self._waiting
+        while waiting and waiting[0].position <= position:
+            self._waited.value += 1
+            waiting.popleft().x.let_go()
+
+    def _overdue(self) -> None:
+        self._timer = None
+        waiting, now = self._waiting, monotonic()
+        while waiting and waiting[0].deadline <= now:
+            self._degraded.value += 1
+            waiting.popleft().x.let_go()
+        if waiting:
+            self._timer = self._loop.call_later(max(0.0, waiting[0].deadline - now), self._overdue)
+
+    # --- streams under way -------------------------------------------------------------------------------------------
+
+    def progress(self, live: Iterable[Attempts], now: float) -> None:
+        """For the ticker: what has been delivered so far; `now` in monotonic seconds."""
+        if now < self._progress_at:
+            return
+        self._progress_at = now + PROGRESS
+        rows = tuple((x.seq, x.delivered()) for x in live if x.stream and x.seq and x.first_content_at)
+        if rows:
+            self.journal.progress(Progress(time(), rows))
+
+    def snapshot(self) -> Iterator[FamilySnapshot]:
+        """Its metrics."""
+        for family in (self.late, self.unbooked, self.money):
+            yield counter_snapshot(family)
+        journal = self.journal
+        rows: tuple[tuple[str, str, float], ...] = (
+            (
+                "forebay_ledger_journal_bytes",
+                "The journal on disk: what is not ingested, and a little.",
+                journal.on_disk,
+            ),
+            ("forebay_ledger_journal_waiting_bytes", "Records that are not on disk yet.", journal.waiting_bytes),
+            (
+                "forebay_ledger_journal_failing",
+                "1 while the disk does not take records.",
+                journal.state is State.FAILING,
+            ),
+            ("forebay_ledger_journal_full", "1 while no reservation is taken.", journal.state is State.FULL),
+            ("forebay_ledger_open_reservations", "Attempts that are not settled.", journal.open_reservations),
+            ("forebay_ledger_fsync_seconds", "Of the last group of records.", journal.fsync_seconds),
+        )
+        for name, text, value in rows:
+            yield gauge(name, text, (), [((), float(value))])
+        for name, text, count in (
+            ("forebay_ledger_records", "Records of the journal that are on disk.", journal.records),
+            ("forebay_ledger_fsyncs", "Groups of records.", journal.fsyncs),
+            ("forebay_ledger_journal_failures", "Groups that the disk did not take, tries included.", journal.failures),
+        ):
+            yield FamilySnapshot(name, text, "counter", (), values=(((), float(count)),))
+
+    async def close(self) -> None:
+        """After the last request: everything written down is on disk, as far as that is to be had."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiting in self._waiting:
+            waiting.x.let_go()
+        self._waiting.clear()
+        await self.journal.close()
+
+    def __repr__(self) -> str:
+        return f"<Booking {len(self._waiting)} waiting, safe up to {self.safe:,}, {self.journal!r}>"
+
+
+def open_books(config: Config, prices: PriceBook, index: int, loop: asyncio.AbstractEventLoop) -> Booking:
+    """With what an earlier life of this worker left open settled. Blocks for a moment. Raises JournalError.
+
+    A journal that cannot be read is set aside, for somebody to look at: a gateway that does not start serves nobody."""
+    section, folder = config.ledger, journal_folder(config.state_dir, index)
+
+    def journal() -> Journal:
+        return Journal.open(
+            folder,
+            currency=section.currency,
+            boot=secrets.token_hex(8),
+            limit_bytes=section.journal_bytes,
+            loop=loop,
+            on_committed=lambda position: booking.committed(position),
+        )
+
+    try:
+        opened = journal()
+    except JournalCorrupt as e:
+        aside = folder.with_name(f"{folder.name}.damaged-{int(time())}")
+        folder.rename(aside)
+        log.error("%s; it is set aside as %s, and a new journal begun", e, aside)
+        opened = journal()
+    booking = Booking(section, opened, prices, loop)
+    orphans = booking.recover()
+    if orphans:
+        log.warning("%d attempts were under way when this worker last ended; they are settled as estimated", orphans)
+    return booking
+
+
+def _kv_token_seconds(tokens: Tokens, x: Attempts) -> int:
+    """Of one attempt: its prompt is held all the time, its answer grows evenly."""
+    seconds = monotonic() - x.booked_at
+    return round(seconds * (tokens.prompt + tokens.completion / 2))

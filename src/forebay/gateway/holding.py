@@ -1,0 +1,137 @@
+"""The limits of callers in the gateway: what a request holds before it is sent, and what becomes of it for that.
+
+A request that is let through may be changed: its max_tokens set or lowered to what its caller may still spend, its
+class lowered, another model asked. Each is said in a header.
+"""
+
+from __future__ import annotations
+
+from time import monotonic, time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.api import openai
+from forebay.config.models import Class, Config
+from forebay.gateway.front import Front
+from forebay.ledger import limit_words
+from forebay.ledger.enginepricing import Dearest
+from forebay.ledger.limits import Denied, Held, Limits
+from forebay.ledger.rules import Rule
+from forebay.ledger.tokens import Tokens
+
+if TYPE_CHECKING:
+    from forebay.gateway.app import Gateway
+    from forebay.gateway.exchange import Exchange
+    from forebay.gateway.handles import Entry
+    from forebay.wire.reply import Reply
+
+LONGEST_NAME: Final = 256
+"""Characters of an end user's name that tell."""
+_LARGEST_MOST: Final = openai.MOST_TOKENS
+
+
+class Asked:
+    """A request as its limits let it through."""
+
+    __slots__ = ("body", "entry", "front", "held", "payload")
+
+    def __init__(self, body: openai.AnyBody, entry: Entry, front: Front, payload: bytes, held: Held) -> None:
+        self.body = body
+        self.entry = entry
+        self.front = front
+        self.payload = payload
+        self.held = held
+
+
+class Holding:
+    def __init__(self, gateway: Gateway, config: Config) -> None:
+        self.limits = Limits(config.limits.end_users)
+        self.currency = config.ledger.currency
+        self._gateway = gateway
+        self._stored: tuple[Rule, ...] = ()
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        self._own = tuple(Rule.of(quota, config.ledger.zone) for quota in config.quotas)
+        self._apply()
+
+    def set_stored(self, rules: tuple[Rule, ...]) -> None:
+        """Those of the database, beside the configuration's."""
+        self._stored = rules
+        self._apply()
+
+    def _apply(self) -> None:
+        self.limits.configure((*self._own, *self._stored), monotonic(), time())
+
+    def ask(self, reply: Reply, front: Front, body: openai.AnyBody, entry: Entry, payload: bytes, prompt: int) -> Asked:
+        """Hold what it may use. Raises Refusal."""
+        caller = front.caller
+        assert caller is not None
+        now, wall = monotonic(), time()
+        limits, end_user = self.limits, body.end_user[:LONGEST_NAME]
+        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        if most is not None:
+            most = min(max(most, 0), _LARGEST_MOST)
+        copies = max(1, min(body.n or 1, 1 << 20))
+        gate = caller.gate
+        if gate is None:
+            gate = caller.gate = limits.gate(caller.who())
+        found = limits.hold(
+            gate, entry.target, prompt, most, self._price(entry, wall), end_user, now, wall, copies=copies
+        )
+        if isinstance(found, Held) and found.degrade_model:
+            cheaper = self._gateway.fleet.catalog.get(found.degrade_model)
+            if cheaper is not None and cheaper.candidates and caller.may_use(cheaper.name):
+                limits.release(found, now)
+                warned = found
+                entry = cheaper
+                payload = openai.rewritten(payload, {"model": entry.target_json}, entry.defaults)
+                found = limits.hold(
+                    gate,
+                    entry.target,
+                    prompt,
+                    most,
+                    self._price(entry, wall),
+                    end_user,
+                    now,
+                    wall,
+                    copies=copies,
+                    degraded=True,
+                )
+                if isinstance(found, Held):
+                    found.warnings = tuple(dict.fromkeys((*warned.warnings, *found.warnings)))
+                    reply.extra += b"x-forebay-degraded: model=%b\r\n" % entry.name.encode()
+        if isinstance(found, Denied):
+            raise limit_words.refusal(found, entry.name, self.currency, now, wall)
+        if found.max_tokens is not None and front.route.streams:
+            body, payload = _bounded(body, payload, found.max_tokens)
+        if found.degrade_class:
+            lower = Class(found.degrade_class)
+            if lower.rank > front.class_.rank:
+                front = front.lowered(lower)
+                reply.extra += b"x-forebay-degraded: class=%b\r\n" % lower.value.encode()
+        reply.extra += limit_words.block(found, now, wall)
+        return Asked(body, entry, front, payload, found)
+
+    def end(self, x: Exchange, tokens: Tokens, cost: int | None) -> None:
+        """It has ended: what it did not use goes back."""
+        held = x.held
+        if held is None:
+            return
+        now = monotonic()
+        if x.attempts:
+            self.limits.settle(held, tokens.total, cost, now)
+        else:
+            self.limits.release(held, now)
+
+    def _price(self, entry: Entry, at: float) -> Dearest | None:
+        booking = self._gateway.booking
+        return booking.dearest(entry, at) if booking is not None else None
+
+
+def _bounded(body: openai.AnyBody, payload: bytes, most: int) -> tuple[openai.AnyBody, bytes]:
+    """With max_tokens set, under the name that the client used; else under the one that every engine knows."""
+    name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+    changes: dict[str, int] = {name: most}
+    return msgspec.structs.replace(body, **changes), openai.with_fields(payload, {name: b"%d" % most})
