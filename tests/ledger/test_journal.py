@@ -210,3 +210,20 @@ async def test_reading_goes_on_behind_any_record(tmp_path: Path) -> None:
     half = everything[len(everything) // 2][0]
     rest = [r for batch in looking(tmp_path, half).batches() for r in batch.records]
     assert rest == [r for position, r in everything if position > half]
+
+
+@on_a_loop
+async def test_how_far_an_ingester_has_come_is_told_by_record(tmp_path: Path) -> None:
+    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, segment_bytes=1024))
+    numbers = []
+    for _ in range(12):
+        one = reservation(journal)
+        numbers.append(journal.reserve(one))
+        await committed(journal, numbers[-1])
+    assert journal.ingested(0) == 0
+    reader = looking(tmp_path)
+    told = [journal.ingested(batch.position) for batch in reader.batches()]
+    assert [n for n in told if n] == sorted(told)[-len(numbers) :]
+    assert set(numbers) <= set(told)
+    assert journal.ingested(reader.position) == journal.committed == numbers[-1]
+    await journal.close()

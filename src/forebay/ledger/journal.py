@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -39,6 +40,8 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 SEQ_LEAP: Final = 1 << 20
 """What `seq` skips at each start: more than were ever reserved without being on disk, so that none is used again after
 the machine lost them (`Tuning.memory_bytes` holds fewer)."""
+_ENDS: Final = 4_096
+"""Groups that `ingested` can tell apart, the newest: 20 seconds of them, or more."""
 RETRY_MOST: Final = 5.0
 """Seconds between two tries while the disk fails, doubling up to this."""
 SLOW: Final = 2.0
@@ -133,6 +136,8 @@ class Journal:
         self._flew = float("-inf")  # when it, or the last, was handed over
         self._timer: asyncio.TimerHandle | None = None
         self._backoff = tuning.retry
+        self._ends: deque[tuple[int, int]] = deque(maxlen=_ENDS)  # (position, number of the last record) of groups
+        self._ingested = 0
         self._closing: asyncio.Future[None] | None = None
         self._ended = False
         self.orphans = tuple(self._adopt(one) for one in found.open) if found else ()
@@ -272,6 +277,12 @@ class Journal:
         count, self.orphans = len(self.orphans), ()
         return count
 
+    def ingested(self, position: int) -> int:
+        """The number up to which all is behind whoever ingests, who has come to `position` (of a reader)."""
+        while self._ends and self._ends[0][0] <= position:
+            self._ingested = self._ends.popleft()[1]
+        return self._ingested
+
     # --- what may be asked -------------------------------------------------------------------------------------------
 
     @property
@@ -305,6 +316,9 @@ class Journal:
                 self._writer.join()
                 os.close(self._lock)
         return self._count - self.committed
+
+    def __repr__(self) -> str:
+        return f"<Journal {self.folder} {self.state} {self.committed:,} of {self._count:,} records on disk>"
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
@@ -411,6 +425,8 @@ class Journal:
                 self._closing.set_result(None)
         elif self._parts:
             self._gather()
+        if parts:
+            self._ends.append((done.position, done.work.last))
         self.committed = done.work.last
         self._on_committed(self.committed)
 
