@@ -27,7 +27,7 @@ def on_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[...,
 
 
 def opened(folder: Path, boot: str = "boot-1", **changed: Any) -> Journal:
-    """For the running loop. `journal.told` is an event set at each commit."""
+    """For the running loop. `journal.told` is an event, set at each commit and failure."""
     told = asyncio.Event()
     wanted: dict[str, Any] = {"currency": "USD", "limit_bytes": LIMIT, "disk": Disk()} | changed
     journal = Journal.open(
@@ -43,7 +43,7 @@ async def committed(journal: Journal, number: int) -> None:
 
 
 async def until(journal: Journal, true: Callable[[], bool]) -> None:
-    """Wait for something that a commit makes true."""
+    """Wait for something that a commit or a failure makes true."""
     told: asyncio.Event = journal.told  # type: ignore[attr-defined]
     async with asyncio.timeout(20):
         while not true():
@@ -78,11 +78,16 @@ def settlement(seq: int, cost: int = 1_000) -> Settled:
     return Settled(seq, 1_700_000_100.0, Tokens(100, output=20), How.EXACT, cost, 0, "ok")
 
 
+def looking(folder: Path, since: int = 0) -> Reader:
+    """A reader that does not wait for the disk."""
+    return Reader(folder, since, sync=False)
+
+
 def books(folder: Path) -> tuple[dict[int, Reserved], dict[int, Settled]]:
     """What somebody who ingests from the start has at the end: the first of each seq counts."""
     reserved: dict[int, Reserved] = {}
     settled: dict[int, Settled] = {}
-    for batch in Reader(folder).batches():
+    for batch in looking(folder).batches():
         for record in batch.records:
             if isinstance(record, Reserved):
                 assert record.account in batch.accounts
@@ -91,3 +96,7 @@ def books(folder: Path) -> tuple[dict[int, Reserved], dict[int, Settled]]:
             elif isinstance(record, Settled):
                 settled.setdefault(record.seq, record)
     return reserved, settled
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

@@ -9,9 +9,9 @@ import pytest
 from forebay.ledger.entries import Account, Began, How, Priced, Progress, Reserved, Settled
 from forebay.ledger.journal import SEQ_LEAP, JournalBusy, JournalError, JournalFull, Open, State, Tuning
 from forebay.ledger.journal_format import segments
-from forebay.ledger.journal_read import Reader, find, forget
+from forebay.ledger.journal_read import find, forget
 from forebay.ledger.tokens import NO_TOKENS, Tokens
-from journals import LIMIT, WHO, books, committed, on_a_loop, opened, reservation, settlement, until
+from journals import LIMIT, WHO, books, committed, looking, on_a_loop, opened, reservation, settlement, until
 
 
 @on_a_loop
@@ -27,7 +27,7 @@ async def test_what_is_reserved_and_settled_is_read_back_in_order(tmp_path: Path
     assert (journal.state, journal.waiting_bytes, journal.open_reservations) == (State.OK, 0, 1)
     assert await journal.close() == 0
 
-    records = [r for batch in Reader(tmp_path / "worker-0").batches() for r in batch.records]
+    records = [r for batch in looking(tmp_path / "worker-0").batches() for r in batch.records]
     assert [type(r) for r in records] == [Began, Account, Priced, Reserved, Reserved, Settled]
     assert records[3:5] == [one, two]
     assert records[1] == Account(1, *WHO)
@@ -38,7 +38,7 @@ async def test_what_is_reserved_and_settled_is_read_back_in_order(tmp_path: Path
 
 @on_a_loop
 async def test_many_records_share_an_fsync(tmp_path: Path) -> None:
-    journal = opened(tmp_path, tuning=Tuning(gather=0.02))
+    journal = opened(tmp_path, tuning=Tuning(gather=0.02, pace=0))
     await until(journal, lambda: True)
     for _ in range(500):
         last = journal.reserve(reservation(journal))
@@ -103,11 +103,11 @@ async def test_orphans_that_nobody_settled_stay_orphans(tmp_path: Path) -> None:
 @on_a_loop
 async def test_segments_can_be_removed_once_they_are_ingested(tmp_path: Path) -> None:
     """Each says again what is open, and what it refers to; so the newest alone is enough for the next life."""
-    journal = opened(tmp_path, tuning=Tuning(segment_bytes=4096))
+    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, segment_bytes=4096))
     stays = reservation(journal)
     journal.reserve(stays)
     journal.progress(Progress(1.0, ((stays.seq, 3),)))
-    reader = Reader(tmp_path)
+    reader = looking(tmp_path)
     seen: list[int] = []
     while len(segments(tmp_path)) < 4:
         one = reservation(journal)
@@ -130,7 +130,7 @@ async def test_segments_can_be_removed_once_they_are_ingested(tmp_path: Path) ->
 
 @on_a_loop
 async def test_a_full_journal_takes_settlements_and_no_reservations_until_it_was_ingested(tmp_path: Path) -> None:
-    journal = opened(tmp_path, tuning=Tuning(gather=0, look=0))
+    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, look=0))
     last = reservation(journal)
     number = journal.reserve(last)
     with pytest.raises(JournalFull, match="bytes of the journal are not in the database"):
@@ -142,7 +142,7 @@ async def test_a_full_journal_takes_settlements_and_no_reservations_until_it_was
     number = journal.settle(settlement(last.seq))
     await committed(journal, number)
 
-    reader = Reader(tmp_path)
+    reader = looking(tmp_path)
     for _ in reader.batches():
         pass
     forget(tmp_path, reader.position)
@@ -186,7 +186,7 @@ async def test_books_in_another_currency_are_another_journal(tmp_path: Path) -> 
 
 @on_a_loop
 async def test_reading_goes_on_behind_any_record(tmp_path: Path) -> None:
-    journal = opened(tmp_path, tuning=Tuning(segment_bytes=1024))
+    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, segment_bytes=1024))
     for _ in range(20):
         first, second = reservation(journal), reservation(journal)
         journal.reserve(first)
@@ -194,19 +194,36 @@ async def test_reading_goes_on_behind_any_record(tmp_path: Path) -> None:
         await committed(journal, journal.settle(settlement(first.seq)))
     await journal.close()
     assert len(segments(tmp_path)) > 2
-    everything = list(Reader(tmp_path).records())
+    everything = list(looking(tmp_path).records())
     positions = [position for position, _ in everything]
     assert positions == sorted(set(positions))
     for i, (position, _) in enumerate(everything):
-        assert list(Reader(tmp_path, position).records()) == everything[i + 1 :]
-    one_by_one = Reader(tmp_path)
+        assert list(looking(tmp_path, position).records()) == everything[i + 1 :]
+    one_by_one = looking(tmp_path)
     taken = []
     while (found := next(one_by_one.records(), None)) is not None:
         taken.append(found)
     assert taken == everything
-    batches = list(Reader(tmp_path).batches())
+    batches = list(looking(tmp_path).batches())
     assert [r for batch in batches for r in batch.records] == [r for _, r in everything]
     assert batches[-1].position == positions[-1] == journal.position
     half = everything[len(everything) // 2][0]
-    rest = [r for batch in Reader(tmp_path, half).batches() for r in batch.records]
+    rest = [r for batch in looking(tmp_path, half).batches() for r in batch.records]
     assert rest == [r for position, r in everything if position > half]
+
+
+@on_a_loop
+async def test_how_far_an_ingester_has_come_is_told_by_record(tmp_path: Path) -> None:
+    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, segment_bytes=1024))
+    numbers = []
+    for _ in range(12):
+        one = reservation(journal)
+        numbers.append(journal.reserve(one))
+        await committed(journal, numbers[-1])
+    assert journal.ingested(0) == 0
+    reader = looking(tmp_path)
+    told = [journal.ingested(batch.position) for batch in reader.batches()]
+    assert [n for n in told if n] == sorted(told)[-len(numbers) :]
+    assert set(numbers) <= set(told)
+    assert journal.ingested(reader.position) == journal.committed == numbers[-1]
+    await journal.close()

@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +28,7 @@ from forebay.errors import Outcome
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Reserved, Settled
 from forebay.ledger.journal_disk import Disk, DiskWriter, Done, Opening, Work
 from forebay.ledger.journal_format import GROUP_BYTES, JournalBusy, JournalError, JournalFull, split
-from forebay.ledger.journal_read import Found, Open, find
+from forebay.ledger.journal_read import Found, Open, find, last_number
 from forebay.ledger.journal_said import Said
 from forebay.ledger.tokens import NO_TOKENS, Tokens
 
@@ -39,9 +40,10 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 SEQ_LEAP: Final = 1 << 20
 """What `seq` skips at each start: more than were ever reserved without being on disk, so that none is used again after
 the machine lost them (`Tuning.memory_bytes` holds fewer)."""
-RETRY_FIRST: Final = 0.1
+_ENDS: Final = 4_096
+"""Groups that `ingested` can tell apart, the newest: 20 seconds of them, or more."""
 RETRY_MOST: Final = 5.0
-"""Seconds between two tries while the disk fails: doubling, from and to."""
+"""Seconds between two tries while the disk fails, doubling up to this."""
 SLOW: Final = 2.0
 """Seconds after which a write that has not come back counts as failing."""
 
@@ -56,11 +58,16 @@ class Tuning(msgspec.Struct, frozen=True):
     """What need not be configured."""
 
     gather: float = 0.001
-    """Seconds that a record waits for others, at most: they share one thread switch and one fsync."""
+    """Seconds that a record waits for others, that they share one change of thread and one fsync."""
+    pace: float = 0.005
+    """Least seconds from one group to the next: an fsync takes 0.2 ms of CPU, however little it writes, and engines
+    take longer than this to say their first word."""
     segment_bytes: int = 16 << 20
     """Size at which a segment is followed by the next; at most a sixteenth of the journal."""
     memory_bytes: int = 32 << 20
     """Most encoded records in memory while the disk fails; only settlements of what was reserved come on top."""
+    retry: float = 0.1
+    """Seconds to the first new try after a failure."""
     look: float = 1.0
     """Seconds between two looks at what the folder takes: whoever ingests removes segments."""
 
@@ -112,7 +119,7 @@ class Journal:
         self._memory = tuning.memory_bytes
 
         self._seq = found.next_seq + SEQ_LEAP if found else 1
-        self._segment = found.segment if found else 0
+        self._segment = last_number(folder)
         self._safe = (found.segment, found.end) if found else (0, 0)
         self._count = 0
         self._parts: list[bytes] = []
@@ -126,9 +133,11 @@ class Journal:
         self._accounts = Said()
         self._prices = Said()
         self._flying: Work | None = None
-        self._flew = 0.0  # when it was handed over
+        self._flew = float("-inf")  # when it, or the last, was handed over
         self._timer: asyncio.TimerHandle | None = None
-        self._backoff = RETRY_FIRST
+        self._backoff = tuning.retry
+        self._ends: deque[tuple[int, int]] = deque(maxlen=_ENDS)  # (position, number of the last record) of groups
+        self._ingested = 0
         self._closing: asyncio.Future[None] | None = None
         self._ended = False
         self.orphans = tuple(self._adopt(one) for one in found.open) if found else ()
@@ -151,7 +160,7 @@ class Journal:
         wall: Callable[[], float] = time.time,
     ) -> Journal:
         """Find out what is in `folder`, which is made where it is not there, and begin a new segment. Blocks for a
-        fraction of a second. `on_committed` is called on the loop with `committed`, after each group and look.
+        fraction of a second. `on_committed` is called on the loop with `committed`, after each group, look and failure.
 
         Raises JournalBusy: another process has it open; JournalCorrupt; JournalError: it cannot be read, or is in
         another currency."""
@@ -268,6 +277,12 @@ class Journal:
         count, self.orphans = len(self.orphans), ()
         return count
 
+    def ingested(self, position: int) -> int:
+        """The number up to which all is behind whoever ingests, who has come to `position` (of a reader)."""
+        while self._ends and self._ends[0][0] <= position:
+            self._ingested = self._ends.popleft()[1]
+        return self._ingested
+
     # --- what may be asked -------------------------------------------------------------------------------------------
 
     @property
@@ -302,6 +317,9 @@ class Journal:
                 os.close(self._lock)
         return self._count - self.committed
 
+    def __repr__(self) -> str:
+        return f"<Journal {self.folder} {self.state} {self.committed:,} of {self._count:,} records on disk>"
+
     # --- groups ------------------------------------------------------------------------------------------------------
 
     def _append(self, encoded: bytes) -> int:
@@ -311,8 +329,11 @@ class Journal:
         self._room -= size
         self._count += 1
         if self._timer is None and self._flying is None:
-            self._arm(self._tuning.gather)
+            self._gather()
         return self._count
+
+    def _gather(self) -> None:
+        self._arm(max(self._tuning.gather, self._flew + self._tuning.pace - self._loop.time()))
 
     def _arm(self, seconds: float) -> None:
         self._timer = self._loop.call_later(seconds, self._hand_over)
@@ -395,7 +416,7 @@ class Journal:
             self.fsync_seconds = done.seconds
             if self.why:
                 _log.warning("journal %s: the disk takes it again", self.folder)
-                self.why, self._backoff = "", RETRY_FIRST
+                self.why, self._backoff = "", self._tuning.retry
         self._make_room()
         if self._closing is not None:
             if self._parts:
@@ -403,7 +424,9 @@ class Journal:
             elif not self._closing.done():
                 self._closing.set_result(None)
         elif self._parts:
-            self._arm(self._tuning.gather)
+            self._gather()
+        if parts:
+            self._ends.append((done.position, done.work.last))
         self.committed = done.work.last
         self._on_committed(self.committed)
 
@@ -423,6 +446,7 @@ class Journal:
         self._make_room()
         self._arm(self._backoff)
         self._backoff = min(2 * self._backoff, RETRY_MOST)
+        self._on_committed(self.committed)
 
     # --- room, accounts, prices --------------------------------------------------------------------------------------
 

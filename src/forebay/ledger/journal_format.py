@@ -25,6 +25,8 @@ HEAD_BYTES: Final = _HEAD.size
 GROUP_BYTES: Final = 1 << 20
 """Records of a group, about: what is beyond goes into the next one."""
 SUFFIX: Final = ".journal"
+GIVEN_UP: Final = ".damaged"
+"""The suffix of a segment that somebody decided to go on without."""
 
 
 class JournalError(Exception):
@@ -56,10 +58,11 @@ def segment_file(folder: Path, segment: int) -> Path:
     return folder / f"{segment:010d}{SUFFIX}"
 
 
-def segments(folder: Path) -> list[int]:
+def segments(folder: Path, suffix: str = SUFFIX) -> list[int]:
     """The numbers of the segments, in order. Raises OSError."""
     with os.scandir(folder) as entries:
-        return sorted(int(entry.name[: -len(SUFFIX)]) for entry in entries if _is_segment(entry.name))
+        found = (_number(entry.name, suffix) for entry in entries)
+        return sorted(n for n in found if n is not None)
 
 
 def bytes_on_disk(folder: Path) -> int:
@@ -67,7 +70,7 @@ def bytes_on_disk(folder: Path) -> int:
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:
-            if _is_segment(entry.name):
+            if _number(entry.name, SUFFIX) is not None:
                 try:
                     total += entry.stat().st_size
                 except FileNotFoundError:
@@ -75,8 +78,9 @@ def bytes_on_disk(folder: Path) -> int:
     return total
 
 
-def _is_segment(name: str) -> bool:
-    return name.endswith(SUFFIX) and name[: -len(SUFFIX)].isdecimal()
+def _number(name: str, suffix: str) -> int | None:
+    stem = name.removesuffix(suffix)
+    return int(stem) if stem != name and stem.isdecimal() else None
 
 
 def group(segment: int, offset: int, parts: Sequence[bytes]) -> bytes:

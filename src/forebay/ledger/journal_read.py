@@ -12,6 +12,7 @@ import msgspec
 
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, Priced, Progress, Record, Reserved, Settled
 from forebay.ledger.journal_format import (
+    GIVEN_UP,
     HEAD_BYTES,
     JournalCorrupt,
     JournalError,
@@ -48,8 +49,9 @@ class Reader:
     (owner, seq) tells. The iterators may be left at any point, and a new one goes on there. Not for several threads.
     """
 
-    def __init__(self, folder: Path, since: int = 0, *, sync: bool = False) -> None:
-        """`sync`: what is given is on disk (the newest segment is fsynced first), not only in the page cache."""
+    def __init__(self, folder: Path, since: int = 0, *, sync: bool = True) -> None:
+        """`sync`: what is given is on disk: what is new is fsynced before. False is for looking only: of what the
+        machine may still forget, nothing must be kept elsewhere."""
         self.folder = folder
         self.position = since
         self._sync = sync
@@ -95,10 +97,7 @@ class Reader:
         if segment:
             began = _opening(self.folder, later[0])
             if began.follows > segment or (began.follows == segment and began.counts > offset):
-                raise JournalCorrupt(
-                    f"{segment_file(self.folder, segment)} is missing and was not read to its end: what was booked in "
-                    f"it is lost. Put it back"
-                )
+                _missing(self.folder, max(began.follows, segment))
         self.position = position(later[0], 0)
         return later[0]
 
@@ -109,10 +108,7 @@ class Reader:
             return False
         began = _opening(self.folder, later[0])
         if began.follows > segment:
-            raise JournalCorrupt(
-                f"{segment_file(self.folder, began.follows)} is missing and was not read: what was booked in it is "
-                "lost. Put it back"
-            )
+            _missing(self.folder, began.follows)
         if began.follows == segment and split(self.position)[1] < began.counts:
             with _opened(self.folder, segment) as fd:
                 offset = split(self.position)[1]
@@ -124,9 +120,9 @@ class Reader:
 
     def _rest_of(self, segment: int) -> Iterator[Batch]:
         with _opened(self.folder, segment) as fd:
-            if self._sync and segments(self.folder)[-1] == segment:
-                os.fdatasync(fd)
             size = os.fstat(fd).st_size
+            if self._sync and size > split(self.position)[1]:
+                self._on_disk(fd, segment)
             if segment != self._segment or self._began is None:
                 self._segment, self._group, self._began = segment, 0, None  # what is referred to is said from its start
                 self._accounts, self._prices = {}, {}
@@ -141,6 +137,17 @@ class Reader:
                     first = position(segment, start + read + 1)
                     yield Batch(self.position, first, self._began, records[read:], self._accounts, self._prices)
                 self._group = end
+            if self._began is None:
+                raise _corrupt(self.folder, segment, 0, "it does not begin as a segment does")
+
+    def _on_disk(self, fd: int, segment: int) -> None:
+        if segment != self._segment:  # its name may not be, and the number would be used again
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        os.fdatasync(fd)
 
     def _take(self, segment: int, offset: int, data: bytes) -> list[Record]:
         try:
@@ -197,7 +204,7 @@ def find(folder: Path) -> Found | None:
         raise JournalError(f"{folder} cannot be read: {e.strerror}") from e
     if not there:
         return None
-    reader = Reader(folder, position(there[-1], 0), sync=True)
+    reader = Reader(folder, position(there[-1], 0))
     reserved: dict[int, Reserved] = {}
     progress: dict[int, tuple[float, int]] = {}
     highest = 0
@@ -218,8 +225,7 @@ def find(folder: Path) -> Found | None:
                 highest = max(highest, record.reserved.seq)
             elif isinstance(record, Adjusted):
                 highest = max(highest, record.seq)
-    if batch is None:
-        raise _corrupt(folder, there[-1], 0, "it does not begin as a segment does")
+    assert batch is not None  # a segment has a first group, or the reader raised
     segment, end = split(reader.position)
     still = []
     for seq, record in reserved.items():
@@ -231,6 +237,14 @@ def find(folder: Path) -> Found | None:
         at, delivered = progress.get(seq, (record.at, 0))
         still.append(Open(record, batch.accounts[record.account], price, delivered, max(at, record.at)))
     return Found(batch.began.owner, batch.began.currency, segment, end, highest + 1, tuple(still))
+
+
+def last_number(folder: Path) -> int:
+    """Of the segments that are or were in `folder`; 0: there were none. Raises JournalError."""
+    try:
+        return max((*segments(folder), *segments(folder, GIVEN_UP)), default=0)
+    except OSError as e:
+        raise JournalError(f"{folder} cannot be read: {e.strerror}") from e
 
 
 def forget(folder: Path, ingested: int) -> int:
@@ -276,8 +290,18 @@ def _opened(folder: Path, segment: int) -> Iterator[int]:
         os.close(fd)
 
 
+def _missing(folder: Path, segment: int) -> None:
+    if segment not in segments(folder, GIVEN_UP):
+        file = segment_file(folder, segment)
+        raise JournalCorrupt(
+            f"{file} is missing and was not read to its end. Put it back, or make an empty file "
+            f"{file.with_suffix(GIVEN_UP).name} beside it to go on without what was booked in it"
+        )
+
+
 def _corrupt(folder: Path, segment: int, offset: int, how: str) -> JournalCorrupt:
+    file = segment_file(folder, segment)
     return JournalCorrupt(
-        f"{segment_file(folder, segment)} is damaged at byte {offset}: {how}. Restore it from a backup, or move it "
-        "away to go on without what was booked in it"
+        f"{file} is damaged at byte {offset}: {how}. Restore it from a backup, or rename it to "
+        f"{file.with_suffix(GIVEN_UP).name} to go on without what was booked in it"
     )

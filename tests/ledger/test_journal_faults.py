@@ -1,0 +1,216 @@
+"""The journal on a disk that fails: nothing is lost or reordered, and it says what is wrong until it works again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from forebay.ledger.entries import Progress
+from forebay.ledger.journal import JournalFull, State, Tuning
+from forebay.ledger.journal_disk import Disk
+from forebay.ledger.journal_format import segments
+from forebay.ledger.journal_read import find, forget
+from journals import books, committed, looking, names, on_a_loop, opened, reservation, settlement, until
+
+QUICK = Tuning(gather=0, pace=0, retry=0.001, segment_bytes=4096)
+
+
+class Faulty(Disk):
+    """Fails at the calls that are named, by number from 0; "sync" may also lose what was written since the last one."""
+
+    def __init__(self, fails: set[int], error: int = errno.EIO) -> None:
+        self.fails = fails
+        self.error = error
+        self.calls = 0
+        self.safe: dict[int, int] = {}
+
+    def _call(self) -> None:
+        self.calls += 1
+        if self.calls - 1 in self.fails:
+            raise OSError(self.error, os.strerror(self.error))
+
+    def create(self, path: Path) -> int:
+        self._call()
+        fd = super().create(path)
+        self.safe[fd] = 0
+        return fd
+
+    def write(self, fd: int, data: memoryview) -> int:
+        try:
+            self._call()
+        except OSError:
+            super().write(fd, data[: len(data) // 2])
+            raise
+        return super().write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        try:
+            self._call()
+        except OSError:
+            os.ftruncate(fd, self.safe[fd])  # as a kernel that drops the pages it could not write
+            raise
+        super().sync(fd)
+        self.safe[fd] = os.fstat(fd).st_size
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._call()
+        super().rename(old, new)
+
+    def sync_folder(self, folder: Path) -> None:
+        self._call()
+        super().sync_folder(folder)
+
+
+async def run(folder: Path, disk: Disk) -> tuple[set[int], set[int]]:
+    """A dozen groups over several segments; what must be in the books."""
+    journal = opened(folder, disk=disk, tuning=QUICK)
+    reserved, settled = set(), set()
+    for i in range(12):
+        ones = [reservation(journal, size=100 * i) for _ in range(3)]
+        for one in ones:
+            last = journal.reserve(one)
+            reserved.add(one.seq)
+        for one in ones[:2]:
+            last = journal.settle(settlement(one.seq))
+            settled.add(one.seq)
+        journal.progress(Progress(1.0 + i, ((ones[2].seq, i + 1),)))
+        if i % 4 != 3:
+            await committed(journal, last)
+    assert await journal.close() == 0
+    assert (journal.state, journal.why, journal.waiting_bytes) == (State.OK, "", 0)
+    return reserved, settled
+
+
+@on_a_loop
+async def test_a_failure_of_any_one_call_loses_and_reorders_nothing(tmp_path: Path) -> None:
+    counting = Faulty(set())
+    await run(tmp_path / "none", counting)
+    assert counting.calls > 30
+    for n in range(counting.calls):
+        folder = tmp_path / str(n)
+        reserved, settled = await run(folder, Faulty({n}))
+        got_reserved, got_settled = books(folder)
+        assert set(got_reserved) == reserved, n
+        assert set(got_settled) == settled, n
+        seen: set[int] = set()
+        for _, record in looking(folder).records():
+            if (seq := getattr(record, "seq", 0)) in settled:
+                assert seq in seen or type(record).__name__ == "Reserved"
+                seen.add(seq)
+        found = find(folder)
+        assert found is not None
+        assert [(o.reserved.seq, o.delivered) for o in found.open] == [
+            (seq, i + 1) for i, seq in enumerate(sorted(reserved - settled))
+        ]
+
+
+@on_a_loop
+async def test_failures_one_after_another_lose_nothing_either(tmp_path: Path) -> None:
+    for n, fails in enumerate(
+        ({0, 1, 2, 3}, {5, 6, 7, 9}, {8, 9, 10, 11, 12}, set(range(4, 60, 6)), {3, 5, 8, 13, 17})
+    ):
+        folder = tmp_path / str(n)
+        reserved, settled = await run(folder, Faulty(fails, errno.ENOSPC))
+        got_reserved, got_settled = books(folder)
+        assert (set(got_reserved), set(got_settled)) == (reserved, settled)
+
+
+@on_a_loop
+async def test_a_reader_beside_it_gets_everything_while_the_disk_fails_now_and_then(tmp_path: Path) -> None:
+    journal = opened(tmp_path, disk=Faulty(set(range(6, 300, 7))), tuning=QUICK)
+    reader = looking(tmp_path)
+    seen: list[int] = []
+    expected = []
+    for _ in range(60):
+        one = reservation(journal)
+        journal.reserve(one)
+        last = journal.settle(settlement(one.seq))
+        expected.append(one.seq)
+        await committed(journal, last)
+        seen += [r.seq for _, r in reader.records() if type(r).__name__ == "Settled"]
+        forget(tmp_path, reader.position)
+    await journal.close()
+    assert journal.failures > 10
+    assert sorted(set(seen)) == expected
+    assert len(segments(tmp_path)) == 1
+
+
+@on_a_loop
+async def test_it_says_what_is_wrong_and_when_it_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Disk):
+        full = False
+
+        def write(self, fd: int, data: memoryview) -> int:
+            if self.full:
+                with Path("/dev/full").open("wb", buffering=0) as full:
+                    return full.write(data)
+            return super().write(fd, data)
+
+    disk = Full()
+    journal = opened(tmp_path, disk=disk, tuning=Tuning(gather=0, pace=0, retry=0.001, memory_bytes=4096))
+    first = reservation(journal)
+    await committed(journal, journal.reserve(first))
+    disk.full = True
+    last = 0
+    with pytest.raises(JournalFull, match=r"the journal's disk fails \(No space left on device\), and \d+ bytes wait"):
+        while True:
+            try:
+                last = journal.reserve(reservation(journal, size=300))
+            except JournalFull:
+                await until(journal, lambda: bool(journal.why))  # the memory is full before the disk has said a word
+                journal.reserve(reservation(journal))
+    assert journal.state is State.FAILING
+    assert journal.why == "No space left on device"
+    assert 4096 <= journal.waiting_bytes < 6000
+    assert journal.refused == 2
+    last = journal.settle(settlement(first.seq))  # settlements are taken all the same
+    assert last > journal.committed
+    disk.full = False
+    await committed(journal, last)
+    assert journal.state is State.OK
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(said) == 2
+    assert "No space left on device; what is booked stays in memory" in said[0]
+    assert "the disk takes it again" in said[1]
+    assert await journal.close() == 0
+    assert names(tmp_path) == {"lock", "0000000001.journal", "0000000002.journal"}
+    assert set(books(tmp_path)[1]) == {first.seq}
+
+
+@on_a_loop
+async def test_a_folder_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+    folder, away = tmp_path / "journal", tmp_path / "away"
+    journal = opened(folder, tuning=QUICK)
+    one = reservation(journal)
+    await committed(journal, journal.reserve(one))
+    folder.rename(away)
+    last = journal.settle(settlement(one.seq))
+    while not journal.why:
+        last = journal.reserve(reservation(journal))
+        await until(journal, lambda: bool(journal.why) or journal.committed == last)  # noqa: B023 it is awaited here
+    assert journal.why == "No such file or directory"
+    away.rename(folder)
+    await committed(journal, last)
+    assert await journal.close() == 0
+    assert set(books(folder)[1]) == {one.seq}
+
+
+@on_a_loop
+async def test_what_could_not_be_written_before_the_end_is_counted(tmp_path: Path) -> None:
+    journal = opened(tmp_path, disk=Faulty(set(range(4, 100_000))), tuning=Tuning(gather=0, pace=0, retry=0.01))
+    await committed(journal, 0)
+    for _ in range(3):
+        journal.reserve(reservation(journal))
+    assert await journal.close(seconds=0.05) == 5  # an account, a price
+    assert await journal.close() == 5
+
+
+@on_a_loop
+async def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Exception, match=r"file/worker-0 cannot be written to: Not a directory"):
+        opened(tmp_path / "file" / "worker-0")
