@@ -73,7 +73,16 @@ def tokens_of(usage: Usage, hidden_thoughts: bool = False) -> tuple[Tokens, str]
         thought = usage.reasoning_tokens
         if type(thought) is int and answer < thought <= MOST_TOKENS:  # Perplexity: beside the answer, in no sum
             answer, total = answer + thought, None
-    if cached or written or long or audio_in or images or thought or audio_out:
+    if written or long or audio_in or images or audio_out or cached or thought:
+        if (
+            not (written or long or audio_in or images or audio_out or note)
+            and type(cached) is int
+            and type(thought) is int
+            and 0 <= cached <= prompt
+            and 0 <= thought <= answer
+            and (total is None or total == prompt + answer)
+        ):
+            return Tokens(prompt - cached, cached, 0, 0, answer - thought, thought), ""
         parts = (cached, written, long, audio_in, images, thought, audio_out)
         return _in_parts(prompt, answer, total, parts, note, hidden_thoughts)
     if total is not None and total != prompt + answer and not note:

@@ -129,7 +129,7 @@ def _never_asked(config: Config, engines: Sequence[Engine], book: PriceBook, ent
     )
     if near:
         return f"no engine lists this model, nor does a known price list; did you mean {' or '.join(near)}?"
-    if any(vendor.first(name) is not None for vendor in sellers):
+    if any(True for vendor in sellers for _ in vendor.matching(name)):
         return ""
     if mine and all(engine.models for engine in mine):
         return "no engine lists this model, nor does a known price list"

@@ -141,17 +141,17 @@ class _Reader:
             self.currency = self.code(node) or self.currency
         if (node := fields.get("zone")) is not None:
             self.zone = self.time_zone(node) or self.zone
-        for node in self.items(fields.get("exchange")):
-            self.read_exchange(node)
-        for node in self.items(fields.get("prices")):
-            self.read_entry(node)
+        for node, found in self.mappings(fields.get("exchange"), _EXCHANGE):
+            self.read_exchange(node, found)
+        before = len(self.troubles)
+        for node, found in self.mappings(fields.get("prices"), _ENTRY):
+            self.read_entry(node, found, before)
+            before = len(self.troubles)
 
     # --- values -----------------------------------------------------------------------------------------------------
 
     def fields(self, node: Node, known: tuple[str, ...]) -> dict[str, Node]:
-        if not isinstance(node.value, dict):
-            self.wrong(node, "not a mapping", ", ".join(known), found=describe(node.value))
-            return {}
+        assert isinstance(node.value, dict)
         for key, child in node.value.items():
             if key not in known:
                 near = get_close_matches(key, known, n=2)
@@ -166,6 +166,14 @@ class _Reader:
             self.wrong(node, "not a list", found=describe(node.value))
             return []
         return node.value
+
+    def mappings(self, node: Node | None, known: tuple[str, ...]) -> Iterator[tuple[Node, dict[str, Node]]]:
+        """A list's items, with what is known of their fields."""
+        for one in self.items(node):
+            if isinstance(one.value, dict):
+                yield one, self.fields(one, known)
+            else:
+                self.wrong(one, "not a mapping", ", ".join(known), found=describe(one.value))
 
     def code(self, node: Node) -> str | None:
         if isinstance(node.value, str) and _CURRENCY.fullmatch(node.value):
@@ -214,8 +222,7 @@ class _Reader:
 
     # --- exchange rates ---------------------------------------------------------------------------------------------
 
-    def read_exchange(self, node: Node) -> None:
-        fields = self.fields(node, _EXCHANGE)
+    def read_exchange(self, node: Node, fields: Mapping[str, Node]) -> None:
         missing = [key for key in ("from", "to", "rate") if key not in fields]
         if missing:
             self.wrong(node, f"{' and '.join(missing)} missing", "{from: CNY, to: USD, rate: 0.14, since: 2026-01-01}")
@@ -235,9 +242,8 @@ class _Reader:
 
     # --- prices -----------------------------------------------------------------------------------------------------
 
-    def read_entry(self, node: Node) -> None:
-        before = len(self.troubles)
-        fields = self.fields(node, _ENTRY)
+    def read_entry(self, node: Node, fields: Mapping[str, Node], before: int) -> None:
+        """`before`: how many troubles there were before it."""
         names = self.names(node, fields)
         provider = ""
         if (given := fields.get("provider")) is not None:
@@ -255,8 +261,8 @@ class _Reader:
             self.wrong(node, "no price", f"at least one of {', '.join(KINDS_SAID)}; write 0 for what is free")
         scales = (Scale(prices), *self.tiers(fields.get("tiers"), prices))
         periods = [Period(scales, currency=currency or "")]
-        for hours in self.items(fields.get("off_peak")):
-            periods += self.off_peak(hours, scales, zone, currency or "")
+        for hours, found in self.mappings(fields.get("off_peak"), _OFF_PEAK):
+            periods += self.off_peak(hours, found, scales, zone, currency or "")
         if len(self.troubles) == before:
             for name in names:
                 self.entries.append(Entry(name, provider, node.line, node.path, tuple(periods), since, until, zone))
@@ -295,8 +301,7 @@ class _Reader:
 
     def tiers(self, node: Node | None, base: Mapping[str, Decimal]) -> Iterator[Scale]:
         last = 0
-        for one in self.items(node):
-            fields = self.fields(one, _TIER)
+        for one, fields in self.mappings(node, _TIER):
             above = fields.get("above")
             if above is None or type(above.value) is not int or above.value <= last:
                 what = "the prompt tokens that it begins above, more than in the tier before it"
@@ -311,8 +316,9 @@ class _Reader:
                     self.wrong(one, f"the entry itself has no price for {kind}", "give one below the tiers as well")
             yield Scale(prices, last)
 
-    def off_peak(self, node: Node, scales: tuple[Scale, ...], zone: str, currency: str) -> Iterator[Period]:
-        fields = self.fields(node, _OFF_PEAK)
+    def off_peak(
+        self, node: Node, fields: Mapping[str, Node], scales: tuple[Scale, ...], zone: str, currency: str
+    ) -> Iterator[Period]:
         windows = tuple(self.windows(node, fields))
         if (discount := fields.get("discount")) is not None:
             share = self.number(discount, Decimal(1), "a share", 4)

@@ -13,7 +13,7 @@ tier's prices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -161,7 +161,7 @@ class Vendor(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     models: tuple[Listed, ...] = ()
-    """The first that matches counts."""
+    """The first that matches and is in force counts."""
     urls: str = ""
     """A regular expression that the start of its API's URL matches."""
     names: Clause | None = None
@@ -169,11 +169,11 @@ class Vendor(msgspec.Struct, frozen=True, omit_defaults=True):
     others: tuple[str, ...] = ()
     """Vendors whose models it sells, at their prices, where it lists none."""
 
-    def first(self, name: str) -> Listed | None:
+    def matching(self, name: str) -> Iterator[Listed]:
+        """Best first."""
         for listed in self.models:
             if listed.match.matches(name):
-                return listed
-        return None
+                yield listed
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -438,10 +438,11 @@ class PriceBook:
         name = model.lower()
         dashed = _COMPACT_DATE.sub(r"-\1-\2-\3", name)
         for seller in self._sellers(provider):
-            listed = seller.first(name) or (seller.first(dashed) if dashed != name else None)
-            for period in reversed(listed.periods if listed is not None else ()):
-                if listed is not None and period.holds(at):
-                    return listed, period, provider or seller.id
+            for said in dict.fromkeys((name, dashed)):
+                for listed in seller.matching(said):
+                    for period in reversed(listed.periods):
+                        if period.holds(at):
+                            return listed, period, provider or seller.id
         return None
 
     def _sellers(self, provider: str) -> Iterable[Vendor]:
