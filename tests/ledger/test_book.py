@@ -119,6 +119,12 @@ def test_records_at_new_positions_settle_nothing_twice(database: Database, book:
     assert count(database, reservations) == 0
 
 
+def test_the_records_of_a_group_share_its_position(database: Database, book: Book) -> None:
+    records = [(7, r) for r in (*HEAD, reserved(1), settled(1))]
+    assert [book.ingest(OWNER, records, NOON).settled for _ in range(2)] == [1, 0]
+    assert total(database).cost == 1_000
+
+
 def test_names_hold_over_runs_of_one_segment(database: Database, book: Book) -> None:
     records = list(Journal(reserved(1), reserved(2), settled(1), settled(2)))
     for position, record in records:

@@ -47,8 +47,8 @@ class Book:
         return int(found or 0)
 
     def ingest(self, owner: str, records: Iterable[tuple[int, Record]], now: float) -> Ingested:
-        """Book (position, record)s in the order of the journal; the caller bounds their number. Raises WrongCurrency,
-        and what `records` raises; nothing is booked then."""
+        """Book (position, record)s in the order of the journal: whole groups of it, whose records share a position; the
+        caller bounds their number. Raises WrongCurrency, and what `records` raises; nothing is booked then."""
         with self._writing() as connection:
             journal = self._journal(connection, owner, now)
             run = Run(connection, self._names, journal, self._currency, now)

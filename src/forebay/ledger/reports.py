@@ -1,7 +1,7 @@
 """What was used and what it cost: sums of the ledger by who, what and when.
 
-Sums come from the rollups: whole UTC days, then whole hours; what is left at the edges comes from the entries. So a
-report over any span is exact, and one over months reads little. An adjustment counts at the time of what it corrects.
+Sums come from the rollups, the longest that fit; what is left at the edges comes from the entries. So a report over
+any span is exact, and one over months reads little. An adjustment counts at the time of what it corrects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forebay.errors import shown
 from forebay.ledger.entries import How
 from forebay.ledger.schema import (
     ACCOUNT,
-    DAY,
+    GRAINS,
     HOUR,
     SHAPE,
     SUMS,
@@ -200,22 +200,28 @@ def _check(query: Query) -> None:
 
 def _sources(since: float, until: float) -> Iterator[FromClause]:
     """Rows of (dimension_id, how, outcome, *SUMS) that make up the span, each part once."""
-    first_hour, last_hour = -(-since // HOUR) * HOUR, until // HOUR * HOUR
-    if first_hour >= last_hour:
-        yield from _single(since, until)
-        return
-    first_day, last_day = -(-first_hour // DAY) * DAY, last_hour // DAY * DAY
-    if first_day < last_day:
-        yield _rolled(DAY, first_day, last_day)
-        hours = ((first_hour, first_day), (last_day, last_hour))
-    else:
-        hours = ((first_hour, last_hour), (last_hour, last_hour))
-    for begin, end in hours:
-        if begin < end:
-            yield _rolled(HOUR, begin, end)
-    for begin, end in ((since, first_hour), (last_hour, until)):
-        if begin < end:
+    for grain, begin, end in _cover(since, until, GRAINS):
+        if grain:
+            yield _rolled(grain, begin, end)
+        else:
             yield from _single(begin, end)
+
+
+def _cover(since: float, until: float, grains: tuple[int, ...]) -> Iterator[tuple[int, float, float]]:
+    """(grain, since, until): as much of the span as the longest grain has, then the edges; grain 0: single entries."""
+    if since >= until:
+        return
+    if not grains:
+        yield 0, since, until
+        return
+    grain, *finer = grains
+    first, last = -(-since // grain) * grain, until // grain * grain
+    if first >= last:
+        yield from _cover(since, until, tuple(finer))
+        return
+    yield grain, first, last
+    yield from _cover(since, first, tuple(finer))
+    yield from _cover(last, until, tuple(finer))
 
 
 def _rolled(grain: int, since: float, until: float) -> FromClause:

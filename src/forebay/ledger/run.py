@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any, Final, TypeAlias
 
 from msgspec.structs import astuple
@@ -13,7 +14,7 @@ from forebay.errors import Outcome
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Record, Reserved, Settled
 from forebay.ledger.names import Names, clean
 from forebay.ledger.schema import (
-    DAY,
+    GRAINS,
     HOUR,
     SUMS,
     adjustments,
@@ -107,13 +108,18 @@ class _Sums:
         return found
 
     def rows(self) -> list[tuple[Any, ...]]:
-        days: dict[tuple[int, int, str, str], list[int]] = {}
-        for (slot, dimension, how, outcome), sums in self._by.items():
-            day = (slot // DAY * DAY, dimension, how, outcome)
-            before = days.get(day)
-            days[day] = sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]
-        # Sorted: neighbours on a page.
-        return [(HOUR, *k, *v) for k, v in sorted(self._by.items())] + [(DAY, *k, *v) for k, v in sorted(days.items())]
+        rows: list[tuple[Any, ...]] = []
+        finer = self._by
+        for grain in reversed(GRAINS):
+            if grain != HOUR:
+                coarser: dict[tuple[int, int, str, str], list[int]] = {}
+                for (slot, dimension, how, outcome), sums in finer.items():
+                    key = (slot // grain * grain, dimension, how, outcome)
+                    before = coarser.get(key)
+                    coarser[key] = sums if before is None else list(map(add, before, sums))
+                finer = coarser
+            rows += [(grain, *key, *sums) for key, sums in sorted(finer.items())]  # sorted: neighbours on a page
+        return rows
 
 
 class Run:
@@ -139,8 +145,9 @@ class Run:
     def read(self, records: Iterable[tuple[int, Record]]) -> None:
         """Raises WrongCurrency."""
         journal, done = self._journal, self.done
+        since = journal.position
         for position, record in records:
-            if position <= journal.position:
+            if position <= since:
                 continue
             journal.position = position
             done.records += 1

@@ -116,7 +116,11 @@ SUMS: Final = ("attempts", "requests", *KINDS, "cost", "adjusted", "avoided", "k
 """What a rollup has: `attempts` and, of them, first ones (`requests`); `cost` as settled, `adjusted` to be added to it,
 `corrections`: how many adjustments that is."""
 HOUR: Final = 3_600
+PART: Final = 4 * HOUR
+"""Between hours and days, for days of other zones than UTC."""
 DAY: Final = 86_400
+GRAINS: Final = (DAY, PART, HOUR)
+"""Seconds that a rollup sums, the longest first; each divides the one before."""
 APPEND_ONLY: Final = ("entries", "adjustments")
 
 
@@ -263,7 +267,7 @@ survivor did, has that attempt's number."""
 rollups = Table(
     "rollups",
     metadata,
-    Column("grain", Integer, primary_key=True, autoincrement=False),  # HOUR or DAY
+    Column("grain", Integer, primary_key=True, autoincrement=False),  # one of GRAINS
     Column("slot", BigInteger, primary_key=True, autoincrement=False),  # when it begins; a multiple of the grain
     Column("dimension_id", Integer, ForeignKey("dimensions.id"), primary_key=True, autoincrement=False),
     Column("how", String(16), primary_key=True),
@@ -271,4 +275,4 @@ rollups = Table(
     *(Column(name, BigInteger, nullable=False) for name in SUMS),
     sqlite_with_rowid=False,
 )
-"""Sums of entries by `entries.at`, and of adjustments by `counts_at`, in UTC hours and days."""
+"""Sums of entries by `entries.at`, and of adjustments by `counts_at`, by GRAINS in UTC."""
