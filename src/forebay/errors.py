@@ -389,6 +389,17 @@ def engine_cut(message: str) -> Refusal:
     return Refusal(502, "engine_cut", message, outcome=Outcome.ENGINE_CUT)
 
 
+def usage_unavailable(why: str) -> Refusal:
+    """GET /v1/usage is answered by the admin process and its database."""
+    return Refusal(
+        503,
+        "usage_unavailable",
+        f"Usage cannot be looked up now: {why}.",
+        outcome=Outcome.INTERNAL,
+        headers=retry_headers(1),
+    )
+
+
 def drained() -> Refusal:
     return Refusal(
         503,

@@ -4,7 +4,7 @@
 `GET /keys` → {"keys": [record, …]}
 `POST /keys/{id}/revoke` → {"record": …, "workers": …}
 
-Beside them the routes of engineapi.
+Beside them the routes of engineapi and of usage.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from starlette.responses import JSONResponse, Response
 from forebay import errors
 from forebay.admin.engineapi import engine_routes
 from forebay.admin.engines import Engines
-from forebay.admin.keys import Keys, Unavailable
-from forebay.admin.public import Endpoint, build, json_object, refuse
+from forebay.admin.keys import Keys
+from forebay.admin.public import build, explained, json_object
+from forebay.admin.usage import UsageReports, usage_routes
 from forebay.admin.view import GatewayState
 from forebay.clock import Clock
 from forebay.errors import Refusal
 from forebay.ledger.records import as_json
 
 
-def private_app(state: GatewayState, keys: Keys, engines: Engines, clock: Clock) -> Starlette:
+def private_app(state: GatewayState, keys: Keys, engines: Engines, usage: UsageReports, clock: Clock) -> Starlette:
     async def create(request: Request) -> Response:
         fields = await json_object(request, "the fields of a key")
         from forebay.ledger.keystore import BadField
@@ -57,32 +58,13 @@ def private_app(state: GatewayState, keys: Keys, engines: Engines, clock: Clock)
 
     return build(
         {
-            "/keys": {"GET": _explained(listing), "POST": _explained(create)},
-            "/keys/{id}/revoke": {"POST": _explained(revoke)},
+            "/keys": {"GET": explained(listing), "POST": explained(create)},
+            "/keys/{id}/revoke": {"POST": explained(revoke)},
             **engine_routes(engines),
+            **usage_routes(usage),
         }
     )
 
 
 def _told(informed: bool) -> str:
     return "informed" if informed else "pending"
-
-
-def _explained(endpoint: Endpoint) -> Endpoint:
-    async def explained(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except Refusal as e:
-            return refuse(e)
-        except Unavailable as e:
-            return refuse(
-                Refusal(
-                    503,
-                    "database_unavailable",
-                    f"The database cannot be used: {e}.",
-                    outcome=errors.Outcome.INTERNAL,
-                    headers=errors.retry_headers(1),
-                )
-            )
-
-    return explained

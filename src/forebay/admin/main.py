@@ -25,6 +25,7 @@ from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
 from forebay.admin.public import public_app
 from forebay.admin.serving import Server
+from forebay.admin.usage import UsageReports, usage_endpoint
 from forebay.admin.view import GatewayState, private_folder
 from forebay.clock import SystemClock
 from forebay.config.models import Config
@@ -84,8 +85,9 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     state = GatewayState(config, start.boot, WORKERS)
     clock = SystemClock()
     keys = Keys(config.database, config.state_dir, state.workers, clock)
-    public = Server(public_app(state, keys), socket.socket(fileno=start.fds[0]))
-    servers = (public, Server(private_app(state, keys, Engines(state), clock), unix))
+    usage = UsageReports(state, clock)
+    public = Server(public_app(state, keys, usage_endpoint(usage)), socket.socket(fileno=start.fds[0]))
+    servers = (public, Server(private_app(state, keys, Engines(state), usage, clock), unix))
     async with asyncio.TaskGroup() as group:
         background = [
             *state.workers.start(group),
@@ -105,6 +107,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
         for task in background:
             task.cancel()
     await state.save()
+    await usage.close()
     await keys.close()
     admin_socket(config.state_dir).unlink(missing_ok=True)
 

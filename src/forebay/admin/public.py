@@ -1,4 +1,4 @@
-"""The admin port: health, readiness, metrics, admission. Read only, and without secrets."""
+"""The admin port: health, readiness, metrics, admission, usage. Read only, and without secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay import errors
 from forebay.admin.admission import admission_page
-from forebay.admin.keys import Keys
+from forebay.admin.keys import Keys, Unavailable
 from forebay.admin.metrics import exposition
 from forebay.admin.view import SCRAPE, GatewayState
 from forebay.config.models import Address
@@ -27,7 +27,7 @@ MAX_BODY: Final = 65_536
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def public_app(state: GatewayState, keys: Keys) -> ASGIApp:
+def public_app(state: GatewayState, keys: Keys, usage: Endpoint) -> ASGIApp:
     async def health(request: Request) -> Response:
         return JSONResponse(state.health(keys))
 
@@ -53,6 +53,7 @@ def public_app(state: GatewayState, keys: Keys) -> ASGIApp:
             "/metrics": {"GET": metrics},
             "/admin/admission": {"GET": admission},
             "/admin/engines": {"GET": engines},
+            "/admin/usage": {"GET": usage},
         }
     )
     return HostCheck(app, state.config.admin) if _checks_host(state.config.admin) else app
@@ -87,6 +88,28 @@ def _by_method(methods: dict[str, Endpoint]) -> Endpoint:
         return await methods["GET" if request.method == "HEAD" else request.method](request)
 
     return endpoint
+
+
+def explained(endpoint: Endpoint) -> Endpoint:
+    """With its refusals, and a database that cannot be used, as answers."""
+
+    async def endpoint_(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except errors.Refusal as e:
+            return refuse(e)
+        except Unavailable as e:
+            return refuse(
+                errors.Refusal(
+                    503,
+                    "database_unavailable",
+                    f"The database cannot be used: {e}.",
+                    outcome=errors.Outcome.INTERNAL,
+                    headers=errors.retry_headers(1),
+                )
+            )
+
+    return endpoint_
 
 
 def refuse(refusal: errors.Refusal) -> Response:

@@ -132,11 +132,13 @@ addresses as Host.
 | `GET /ready` | 200 where work may be sent here, else 503; `reasons` says why not. |
 | `GET /admin/engines` | Every engine with its `state`, what runs on it and why it gets no requests: [what that means](health.md#who-gets-requests). |
 | `GET /admin/admission` | What admission is doing, as JSON: [what is on it](admission.md#looking-at-it). |
+| `GET /admin/usage` | Who used what, and what it cost, as JSON or CSV: [what may be asked](usage.md#over-http). |
 | `GET /metrics` | Prometheus text or OpenMetrics, as Accept asks; the sum of all processes. |
 
 The Unix socket `run/admin.sock` in the state directory manages keys and engines, for the user that runs Forebay: `POST
 /keys`, `GET /keys`, `POST /keys/ID/revoke`; `GET /engines`, `POST /engines`, `POST /engines/NAME/drain`, `POST
-/engines/NAME/resume`, `DELETE /engines/NAME`. `forebay key` and `forebay engines` talk to it."""
+/engines/NAME/resume`, `DELETE /engines/NAME`. `forebay key` and `forebay engines` talk to it. `GET /usage` is the report
+of the admin port; `GET /usage/key` is what workers ask."""
 
 
 def _headers() -> Iterator[str]:

@@ -40,6 +40,8 @@ LABEL: Final = "label:"
 MOST_STEPS: Final = 2_400
 """A hundred days by the hour."""
 MOST_ROWS: Final = 100_000
+MOST_NAMES: Final = 40
+"""All of DIMENSIONS and the labels of a configuration at once."""
 
 
 class BadQuery(Exception):
@@ -120,7 +122,7 @@ def report(connection: Connection, query: Query) -> list[Row]:
     _check(query)
     names = tuple(dict.fromkeys((*query.by, *query.where)))
     rows: list[Row] = []
-    for since, until in spans(query):
+    for since, until in tuple(spans(query)):  # too many are refused before the first is read
         found: dict[tuple[str, ...], list[int]] = {}
         for source in _sources(since, until):
             for row in connection.execute(_summed(source, names, query)):
@@ -191,8 +193,8 @@ def _check(query: Query) -> None:
                 raise BadQuery(where, f"{shown(name)!r} is none of {', '.join(DIMENSIONS)}, {LABEL}NAME")
         if len(set(names)) != len(names):
             raise BadQuery(where, "names one twice")
-        if len(names) > 8:
-            raise BadQuery(where, f"at most 8 names, not {len(names)}")
+        if len(names) > MOST_NAMES:
+            raise BadQuery(where, f"at most {MOST_NAMES} names, not {len(names)}")
     for name, values in query.where.items():
         if not 0 < len(values) <= 500:
             raise BadQuery("where", f"1 to 500 values of {name}, not {len(values)}")

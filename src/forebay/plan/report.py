@@ -28,21 +28,26 @@ _TREND: Final = MappingProxyType({1: "better", -1: "worse", 0: "even"})
 
 def html(document: dict[str, Any]) -> str:
     """The whole page, plotly.js in it: it asks the network for nothing, and its policy forbids it to."""
+    return page(
+        title=_text(_title(document)),
+        header=_header(document),
+        warnings=_warnings(document),
+        cards=_cards(document),
+        legend=_legend(document),
+        table=_table(document),
+        settings=_settings(document),
+        figures=report_figures.figures(document),
+    )
+
+
+def page(*, figures: list[dict[str, Any]], **parts: str) -> str:
+    """A report's page of `title`, `header`, `warnings`, `cards`, `legend`, `table` and `settings` as HTML, and of
+    figures as `report_figures` makes them."""
     from plotly.offline import get_plotlyjs
 
-    page = files("forebay.plan").joinpath("report_page.html").read_text(encoding="utf-8")
-    parts = {
-        "title": _text(_title(document)),
-        "header": _header(document),
-        "warnings": _warnings(document),
-        "cards": _cards(document),
-        "legend": _legend(document),
-        "table": _table(document),
-        "settings": _settings(document),
-        "figures": _script_json(report_figures.figures(document)),
-        "plotly": get_plotlyjs().replace("</script", "<\\/script"),
-    }
-    head, *rest = page.split("{{")
+    template = files("forebay.plan").joinpath("report_page.html").read_text(encoding="utf-8")
+    parts |= {"figures": _script_json(figures), "plotly": get_plotlyjs().replace("</script", "<\\/script")}
+    head, *rest = template.split("{{")
     out = [head]
     for part in rest:
         name, text = part.split("}}", 1)
