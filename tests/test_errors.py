@@ -134,13 +134,25 @@ VOCABULARY: dict[str, Row] = {
     ),
     "rate_limited": Row(
         errors.rate_limited("requests per minute", 0.2), 429, "rate_limit_error", "rate_limit_exceeded",
-        "Rate limit 'requests per minute' reached.", Outcome.RATE_LIMITED, headers=after(1),
+        "Rate limit 'requests per minute' reached.", Outcome.RATE_LIMITED,
+        headers=((b"x-forebay-limit", b"requests per minute"), *after(1)),
+    ),
+    "over_rate": Row(
+        errors.over_rate("each-key", "key k1: 9 of 5"), 429, "rate_limit_error", "rate_limit_exceeded",
+        "The request is too large for the rate limit 'each-key' (key k1: 9 of 5). Send a shorter prompt.",
+        Outcome.RATE_LIMITED, headers=((b"x-forebay-limit", b"each-key"), *NEVER),
     ),
     "quota_exhausted": Row(
         errors.quota_exhausted("project x, month", "2026-12-01T00:00:00Z"), 429, "insufficient_quota",
         "insufficient_quota", "The quota 'project x, month' is used up; it resets at 2026-12-01T00:00:00Z.",
         Outcome.QUOTA,
         headers=((b"x-forebay-limit", b"project x, month"), (b"x-forebay-reset", b"2026-12-01T00:00:00Z"), *NEVER),
+    ),
+    "unpriced": Row(
+        errors.unpriced("m", "team"), 403, "permission_error", "model_unpriced",
+        "The model 'm' has no price here, and the quota 'team' is in money. Ask for another model, or ask the operator "
+        "to price it.",
+        Outcome.QUOTA, param="model", headers=((b"x-forebay-limit", b"team"), *NEVER),
     ),
     "no_engine": Row(
         errors.no_engine("m", "all 2 are down"), 503, "api_error", "no_engine",
@@ -274,7 +286,7 @@ def test_any_text_makes_a_sendable_refusal(name: str, data: st.DataObject) -> No
     constructor = CONSTRUCTORS[name]
     kinds: dict[str, st.SearchStrategy[object]] = {
         "str": texts, "str | None": st.none() | texts, "list[str]": st.lists(texts, max_size=25),
-        "float": st.floats(), "int": st.integers(0, 2**70),
+        "float": st.floats(), "int": st.integers(0, 2**70), "tuple[Header, ...]": st.just(((b"x-a", b"1"),)),
     }  # fmt: skip
     parameters = inspect.signature(constructor).parameters
     arguments = {n: data.draw(kinds[p.annotation], label=n) for n, p in parameters.items() if n != "status"}
@@ -412,6 +424,7 @@ def as_answer(refusal: Refusal) -> tuple[int, tuple[Header, ...], bytes]:
 SDK = {
     400: openai.BadRequestError,
     401: openai.AuthenticationError,
+    403: openai.PermissionDeniedError,
     404: openai.NotFoundError,
     429: openai.RateLimitError,
     500: openai.InternalServerError,

@@ -300,28 +300,59 @@ def waited_too_long(seconds: float, retry_after: float) -> Refusal:
     )
 
 
-def rate_limited(limit: str, retry_after: float) -> Refusal:
+def rate_limited(limit: str, retry_after: float, detail: str = "", headers: tuple[Header, ...] = ()) -> Refusal:
+    """`detail`: who has used how much of it, without the full stop."""
     return Refusal(
         429,
         "rate_limit_exceeded",
-        f"Rate limit '{limit}' reached.",
+        f"Rate limit '{shown(limit)}' reached{_because(detail)}.",
         outcome=Outcome.RATE_LIMITED,
-        headers=retry_headers(retry_after),
+        headers=((b"x-forebay-limit", field_value(limit)), *headers, *retry_headers(retry_after)),
     )
 
 
-def quota_exhausted(limit: str, resets: str) -> Refusal:
+def over_rate(limit: str, detail: str, headers: tuple[Header, ...] = ()) -> Refusal:
+    """One request that is larger than all that a rate allows: it would never pass."""
+    return Refusal(
+        429,
+        "rate_limit_exceeded",
+        f"The request is too large for the rate limit '{shown(limit)}'{_because(detail)}. Send a shorter prompt.",
+        outcome=Outcome.RATE_LIMITED,
+        headers=((b"x-forebay-limit", field_value(limit)), *headers, *NO_RETRY),
+    )
+
+
+def quota_exhausted(limit: str, resets: str, detail: str = "", headers: tuple[Header, ...] = ()) -> Refusal:
+    """`resets`: when there will be room, as people read it."""
     return Refusal(
         429,
         "insufficient_quota",
-        f"The quota '{limit}' is used up; it resets at {resets}.",
+        f"The quota '{shown(limit)}' is used up{_because(detail)}; it resets at {shown(resets)}.",
         outcome=Outcome.QUOTA,
         headers=(
             (b"x-forebay-limit", field_value(limit)),
             (b"x-forebay-reset", field_value(resets)),
+            *headers,
             *NO_RETRY,
         ),
     )
+
+
+def unpriced(model: str, limit: str) -> Refusal:
+    """A model without a price under a quota of money: what it may cost cannot be known, so waiting does not help."""
+    return Refusal(
+        403,
+        "model_unpriced",
+        f"The model '{shown(model)}' has no price here, and the quota '{shown(limit)}' is in money. "
+        "Ask for another model, or ask the operator to price it.",
+        outcome=Outcome.QUOTA,
+        param="model",
+        headers=((b"x-forebay-limit", field_value(limit)), *NO_RETRY),
+    )
+
+
+def _because(detail: str) -> str:
+    return f" ({detail})" if detail else ""
 
 
 def no_engine(model: str, why: str, retry_after: float = 5.0) -> Refusal:
