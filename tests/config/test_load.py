@@ -80,11 +80,11 @@ BAD = [
     Bad("unknown keys", "listners: []\nengines:\n  - name: a\n    url: http://h\n    apikey: sk-secret\nzzz: 1\n",
         ["1: listners: unknown key; did you mean listeners? (allowed listeners, admin, state_dir, database, engines, "
          "engines_file, health, models, callers, limits, timeouts, retries, cors, logging, metrics, admission, "
-         "placement, disaggregation)",
+         "placement, disaggregation, ledger, quotas)",
          f"5: engines[0].apikey: unknown key; did you mean api_key? (allowed {ENGINE})",
          "6: zzz: unknown key (allowed listeners, admin, state_dir, database, engines, "
          "engines_file, health, models, callers, limits, timeouts, retries, cors, logging, metrics, admission, "
-         "placement, disaggregation)"]),
+         "placement, disaggregation, ledger, quotas)"]),
     Bad("missing", "engines:\n  - kind: vllm\n",
         [f"2: engines[0].name: missing (allowed {NAME})",
          "2: engines[0].url: missing "
@@ -108,7 +108,7 @@ BAD = [
         "  origins: {a: b}\nmodels: [a]\nstate_dir: 3\n",
         ["1: engines: not a list (found 'http://h'; allowed a list, each a mapping with the keys " + ENGINE + ")",
          "2: limits: not a mapping (found 3; allowed a mapping with the keys header_bytes, header_count, body_bytes, "
-         "response_bytes, error_bytes, event_bytes, write_buffer_bytes, connections, pipelined)",
+         "response_bytes, error_bytes, event_bytes, write_buffer_bytes, connections, pipelined, end_users)",
          "4: timeouts.idle: not a number (found 'soon'; allowed a number over 0 up to 86,400)",
          "6: logging.requests: neither true nor false (found 'maybe'; allowed true or false)",
          "8: cors.origins: not a list (found a mapping; allowed a list, each text)",

@@ -26,6 +26,8 @@ def clashes(tree: Node) -> Iterator[Trouble]:
     yield from engine_clashes(tree)
     yield from _repeated(tree, ("callers", "keys"), "name", "another key has this name")
     yield from _repeated(tree, ("callers", "keys"), "key", "another key has the same text", show=False)
+    yield from _repeated(tree, ("quotas",), "name", "another quota has this name")
+    yield from _quotas(tree)
     yield from _aliases(tree)
     yield from _addresses(tree)
     yield from _any_key(tree)
@@ -129,6 +131,12 @@ def _same(a: Address, b: Address) -> bool:
     hosts = {"127.0.0.1" if x.host == "localhost" else x.host for x in (a, b)}
     v6 = {":" in x.host for x in (a, b)}
     return len(hosts) == 1 or (len(v6) == 1 and not hosts.isdisjoint(("0.0.0.0", "::")))  # noqa: S104
+
+
+def _quotas(tree: Node) -> Iterator[Trouble]:
+    quotas, enabled = tree.child("quotas"), tree.child("ledger", "enabled")
+    if quotas is not None and quotas.children() and enabled is not None and enabled.value in (False, "false"):
+        yield Trouble(enabled.line, enabled.path, f"the quotas on line {quotas.line} need the ledger")
 
 
 def _any_key(tree: Node) -> Iterator[Trouble]:

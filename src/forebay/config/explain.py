@@ -115,4 +115,4 @@ def _without_credentials(url: str) -> str:
 
 
 def _secret(path: Path) -> bool:
-    return not SECRETS.isdisjoint(path) or path[:2] == ("callers", "keys")
+    return path[:1] != ("quotas",) and (not SECRETS.isdisjoint(path) or path[:2] == ("callers", "keys"))

@@ -6,11 +6,10 @@ import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator
 
-from forebay.config.section import Seconds, Section
+from forebay.config.section import Seconds, Section, Zone
 
 __all__ = ["Durability", "Ledger", "WhenFull"]
 
@@ -38,7 +37,7 @@ class Ledger(Section):
     prices: Path | None = None
     """A price file in YAML (docs/prices.md), read with the configuration and at each reload; it overrides and extends
     the prices of commercial models that are known."""
-    zone: str = "UTC"
+    zone: Zone = "UTC"
     """Time zone of days and months, as in Asia/Shanghai, where a quota does not name its own."""
     durability: Durability = Durability.JOURNAL
     """`journal`: a reservation is on this host's disk (fsync). `database`: in the database, for hosts whose disks do
@@ -55,15 +54,6 @@ class Ledger(Section):
     labels: tuple[str, ...] = ()
     """Names in a request's `metadata`, or in the header X-Forebay-Tags (name=value, …), that costs are allocated by.
     Values of others are not kept."""
-
-    @field_validator("zone")
-    @classmethod
-    def _zone(cls, value: str) -> str:
-        try:
-            ZoneInfo(value)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise ValueError("a time zone is named as in UTC, Europe/Berlin or Asia/Shanghai") from None
-        return value
 
     @field_validator("labels")
     @classmethod

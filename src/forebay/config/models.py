@@ -23,6 +23,7 @@ from forebay.config.fit import impossible
 from forebay.config.health import Health
 from forebay.config.ledger import Ledger
 from forebay.config.placement import Placement
+from forebay.config.quotas import Quota
 from forebay.config.section import Class, Name, Seconds, Secret, Section
 from forebay.config.section import clash as _clash
 from forebay.errors import shown
@@ -246,6 +247,9 @@ class Limits(Section):
     """Client connections a worker holds at once."""
     pipelined: Annotated[int, Field(ge=1, le=1_000)] = 8
     """Requests a connection may send ahead."""
+    end_users: Annotated[int, Field(ge=1, le=1_000_000)] = 50_000
+    """End users whose use is remembered for quotas, each quota for itself, at about 1 kB; the longest unseen is
+    forgotten first."""
 
 
 class Timeouts(Section):
@@ -353,6 +357,8 @@ class Config(Section):
     """Prefill on one engine, decode on another."""
     ledger: Ledger = Ledger()
     """Tokens and money."""
+    quotas: tuple[Quota, ...] = ()
+    """Who may use how much; others are set with `forebay limit`."""
 
     @field_validator("listeners")
     @classmethod
@@ -372,6 +378,11 @@ class Config(Section):
                 if alias in taken or alias in self.models:
                     raise _clash(f"the alias {alias} is taken by {taken.get(alias, 'a model of that name')}")
                 taken[alias] = model
+        quotas = [q.name for q in self.quotas]
+        if len(set(quotas)) != len(quotas):
+            raise _clash("two quotas have the same name")
+        if self.quotas and not self.ledger.enabled:
+            raise _clash("quotas need ledger.enabled: true")
         if self.admission.enabled:
             for why in impossible(self.admission, self.engines):
                 raise _clash(why)

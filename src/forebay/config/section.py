@@ -5,14 +5,26 @@ from __future__ import annotations
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Final
+from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
 Secret = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 """Fields of this type carry `repr=False`."""
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+def _zone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError
+        raise ValueError("a time zone is named as in UTC, Europe/Berlin or Asia/Shanghai") from None
+    return value
+
+
+Zone = Annotated[str, AfterValidator(_zone)]
 
 
 class Class(StrEnum):

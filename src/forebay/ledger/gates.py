@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.ledger.meters import Budget, Concurrent, Meter, Rate, Sliding, meter, span
 from forebay.ledger.records import KeyRecord
-from forebay.ledger.rules import SELECTORS, Level, Measure, Rule
+from forebay.ledger.rules import MONEY, SELECTORS, Level, Measure, Rule
 from forebay.ledger.windows import Calendar, Span
 
 SWEEP: Final = 10_000
@@ -77,7 +77,7 @@ class Meters:
         self.rates = tuple(m for m in rates if m.measure is Measure.TOKENS_MINUTE)
         self.concurrent = tuple(m for m in meters if isinstance(m, Concurrent))
         self.tokens = tuple(m for m in budgets if m.measure in (Measure.TOKENS_DAY, Measure.TOKENS_MONTH))
-        self.money = tuple(m for m in budgets if m.measure in (Measure.MONEY_DAY, Measure.MONEY_MONTH))
+        self.money = tuple(m for m in budgets if m.measure in MONEY)
         strictest = min(hard, key=lambda r: r.answer, default=None)
         self.sets_most = "" if strictest is None else strictest.name
         """The rule that gives a request without max_tokens one; "": none does."""

@@ -11,10 +11,8 @@ from forebay.ledger.gates import Meters
 from forebay.ledger.limits import Denied, Held, Why
 from forebay.ledger.meters import Budget, Rate, Sliding
 from forebay.ledger.money import shown_money
-from forebay.ledger.rules import WORDS, Measure
+from forebay.ledger.rules import MONEY, WORDS
 from forebay.ledger.windows import iso
-
-_MONEY = (Measure.MONEY_DAY, Measure.MONEY_MONTH)
 
 
 def block(held: Held, now: float, wall: float) -> bytes:
@@ -54,7 +52,7 @@ def _limit(denied: Denied, currency: str) -> str:
 
 
 def _amount(amount: int, denied: Denied, currency: str) -> str:
-    return shown_money(amount, currency) if denied.measure in _MONEY else f"{amount:,}"
+    return shown_money(amount, currency) if denied.measure in MONEY else f"{amount:,}"
 
 
 def _pairs(meters: Meters, now: float, wall: float) -> list[Header]:

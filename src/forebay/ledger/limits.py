@@ -19,7 +19,7 @@ import msgspec
 
 from forebay.ledger.gates import NO_METERS, Gate, Meters, Scopes, Who
 from forebay.ledger.meters import Budget, Meter, Rate, Sliding
-from forebay.ledger.rules import Measure, Over, Rule
+from forebay.ledger.rules import MONEY, Measure, Over, Rule
 
 BUSY: Final = 1.0
 """Seconds after which a request over a limit of requests at once may come again: when one ends is not known."""
@@ -310,7 +310,7 @@ class Limits:
             elif isinstance(m, Budget | Sliding):
                 if not m.start <= wall < m.until:
                     m.roll(wall, n)
-                money = m.measure in (Measure.MONEY_DAY, Measure.MONEY_MONTH)
+                money = m.measure in MONEY
                 completion = held.guess - prompt if m.predicted else least
                 if money and price is None:
                     if m.needs_price:

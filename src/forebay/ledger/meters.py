@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from forebay.ledger.rules import Holding, Measure, Over, Rule, Unpriced, Window
+from forebay.ledger.rules import Hold, Measure, Over, Rule, Unpriced, Window
 from forebay.ledger.windows import Calendar, Span
 
 _SLOTS: Final = {Span.DAY: (24, 3_600.0), Span.MONTH: (30, 86_400.0)}
@@ -39,7 +39,7 @@ class Meter:
         self.rule = rule
         self.limit = limit
         self.refuses = rule.over is Over.REFUSE
-        self.predicted = rule.hold is Holding.PREDICTED
+        self.predicted = rule.hold is Hold.PREDICTED
         self.needs_price = self.refuses and rule.unpriced is Unpriced.REFUSE
 
     def fits(self, rule: Rule) -> bool:

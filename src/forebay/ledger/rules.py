@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from forebay.config.quotas import Each, Hold, Over, Quota, Unpriced, Window
+from forebay.ledger.money import nano
 
-class Level(StrEnum):
-    """Whose use a rule counts together, from the top."""
+__all__ = ["MONEY", "SELECTORS", "WORDS", "Hold", "Level", "Measure", "Over", "Rule", "Unpriced", "Window"]
 
-    ALL = "all"
-    ORGANISATION = "organisation"
-    DEPARTMENT = "department"
-    PROJECT = "project"
-    USER = "user"
-    KEY = "key"
-    END_USER = "end_user"
+Level = Each
 
 
 class Measure(StrEnum):
@@ -31,39 +27,8 @@ class Measure(StrEnum):
     MONEY_MONTH = "money_per_month"
 
 
-class Over(StrEnum):
-    """What becomes of a request that a limit has no room for."""
-
-    REFUSE = "refuse"
-    WARN = "warn"
-    DEGRADE = "degrade"
-
-
-class Holding(StrEnum):
-    """What a running request holds of tokens and money until it is settled."""
-
-    MOST = "most"
-    PREDICTED = "predicted"
-
-
-class Window(StrEnum):
-    CALENDAR = "calendar"
-    SLIDING = "sliding"
-
-
-class Unpriced(StrEnum):
-    REFUSE = "refuse"
-    PASS = "pass"  # noqa: S105
-
-
-SELECTORS: Final = (
-    Level.ORGANISATION,
-    Level.DEPARTMENT,
-    Level.PROJECT,
-    Level.USER,
-    Level.KEY,
-    Level.END_USER,
-)
+MONEY: Final = (Measure.MONEY_DAY, Measure.MONEY_MONTH)
+SELECTORS: Final = tuple(Level)[1:]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,12 +60,43 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     over: Over = Over.REFUSE
     degrade_class: str = ""
     degrade_model: str = ""
-    hold: Holding = Holding.MOST
+    hold: Hold = Hold.MOST
     answer: int = 4_096
     """Completion tokens of a request without max_tokens, where this holds the most."""
     least_answer: int = 16
     """Completion tokens below which a request is refused instead of its max_tokens being lowered."""
     unpriced: Unpriced = Unpriced.REFUSE
+
+    @classmethod
+    def of(cls, quota: Quota, zone: str) -> Rule:
+        """`zone`: where it names none."""
+        return cls(
+            name=quota.name,
+            each=quota.counted,
+            models=quota.models,
+            window=quota.window,
+            zone=quota.zone or zone,
+            over=quota.over,
+            degrade_class=quota.degrade_class.value if quota.degrade_class is not None else "",
+            degrade_model=quota.degrade_model or "",
+            hold=quota.hold,
+            answer=quota.answer_tokens,
+            least_answer=quota.least_answer_tokens,
+            unpriced=quota.unpriced,
+            organisation=quota.organisation or "",
+            department=quota.department or "",
+            project=quota.project or "",
+            user=quota.user or "",
+            key=quota.key or "",
+            end_user=quota.end_user or "",
+            requests_per_minute=quota.requests_per_minute,
+            tokens_per_minute=quota.tokens_per_minute,
+            concurrent=quota.concurrent,
+            tokens_per_day=quota.tokens_per_day,
+            tokens_per_month=quota.tokens_per_month,
+            money_per_day=_nano(quota.money_per_day),
+            money_per_month=_nano(quota.money_per_month),
+        )
 
     @property
     def id(self) -> str:
@@ -116,6 +112,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def limit(self, measure: Measure) -> int | None:
         found: int | None = getattr(self, measure.value)
         return found
+
+
+def _nano(amount: float | None) -> int | None:
+    return None if amount is None else nano(Decimal(repr(amount)))
 
 
 WORDS: Final = MappingProxyType(
