@@ -51,6 +51,17 @@ def test_memory_and_computing_share_the_price_as_configured() -> None:
     assert costs(kv_share=0, gpus=2) == (2_000_000, 0)
 
 
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_a_hold_covers_what_an_engine_takes_that_keeps_its_pace(prompt: int, answer: int) -> None:
+    one = engine(prefill_tokens_per_s=8_000, decode_step=0.02)
+    price = hosted(one, BOOK, 0.0)
+    assert price is not None
+    seconds = prompt / 8_000 + answer * 0.02
+    cost = price.cost(Tokens(prompt, output=answer), kv=int((prompt + answer) * seconds))
+    assert cost is not None and cost <= price.most(prompt, answer)
+    assert price.most(prompt, answer) <= price.most(prompt, answer + 1)
+
+
 def test_without_a_known_memory_all_is_by_computing() -> None:
     found = hosted(engine(kv_tokens=None, price={"gpu_hour": 3.6}, prefill_tokens_per_s=1_000), BOOK, 0.0)
     assert found is not None

@@ -68,6 +68,7 @@ def hosted(engine: Engine, book: PriceBook, at: float) -> Price | None:
             currency=currency,
             exchange=shown_rate(rate[0]),
             exchange_since=rate[1],
+            pace=(1 / engine.prefill_tokens_per_s, engine.decode_step),
             source=f"{price.gpus} GPU × {price.gpu_hour:g} {currency} an hour",
         )
     )

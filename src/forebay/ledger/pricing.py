@@ -215,6 +215,8 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     until: float | None = None
     hours: str = ""
     """Of an off-peak price, when it is in force, such as "00:30-08:30 Asia/Shanghai"."""
+    pace: tuple[float, float] | None = None
+    """Of a self-hosted engine: seconds for a prompt token, and for one of the answer, that a hold takes for granted."""
 
     def cost(self, tokens: Tokens, kv: int = 0) -> int | None:
         """Nano-units of the ledger's currency, rounded once. `kv`: KV token-seconds. None: some of these tokens are of
@@ -232,9 +234,13 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
             total += row[_REQUEST]
         return min(rounded(total, rates.denominator), MOST)
 
-    def most(self, prompt: int, completion: int, *, images: int = 0, kv: int = 0, audio: bool = True) -> int:
+    def most(self, prompt: int, completion: int, *, images: int = 0, audio: bool = True) -> int:
         """What to hold: no less than any settlement of at most so many tokens, of whatever kinds, at this price.
-        Without `audio`, of kinds that are not audio. What has no price is not held for."""
+        Without `audio`, of kinds that are not audio. What has no price is not held for. For memory over time it holds
+        for all of these tokens from the first to the last, at the engine's pace: a slower one can settle at more."""
+        kv = 0
+        if self.pace is not None:
+            kv = int((prompt + completion) * (prompt * self.pace[0] + completion * self.pace[1])) + 1
         total = 0
         for above, of_prompt, of_completion, of_image, of_request, of_kv in (
             self._bounds if audio else self._bounds_without_audio
@@ -323,7 +329,7 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
 _price_decoder: Final = msgspec.json.Decoder(Price)
 
 
-def price_from(snapshot: bytes) -> Price:
+def price_from(snapshot: bytes | str) -> Price:
     """Of `Priced.price`. Raises msgspec.MsgspecError."""
     return _price_decoder.decode(snapshot)
 
