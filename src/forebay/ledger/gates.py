@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
+from forebay.errors import shown
 from forebay.ledger.meters import Budget, Concurrent, Meter, Rate, Sliding, meter, span
 from forebay.ledger.records import KeyRecord
 from forebay.ledger.rules import MONEY, SELECTORS, Level, Measure, Rule
@@ -16,8 +18,11 @@ from forebay.ledger.windows import Calendar, Span
 SWEEP: Final = 10_000
 """Scopes from which on those that have nothing to remember are dropped."""
 _PATHS: Final = (Level.ORGANISATION, Level.DEPARTMENT, Level.PROJECT, Level.USER)
-_KEPT: Final = 64
-"""Models a gate keeps its meters of."""
+_KEPT: Final = 256
+"""Models, and end users, that a gate keeps the meters of."""
+
+_LONGEST_NAME: Final = 256
+"""Characters of an end user's name; a longer one is known by its SHA-256."""
 
 Path = tuple[str, ...]
 
@@ -52,7 +57,9 @@ class Group:
     def __init__(self, rule: Rule, path: Path) -> None:
         self.rule = rule
         self.path = path
-        self.scope = rule.each.value if not path else f"{rule.each.value.replace('_', '-')} {'/'.join(path)}"
+        names = "/".join(shown(name) for name in path if name)
+        self.scope = f"{rule.each.value.replace('_', '-')} {names}" if path else rule.each.value
+        """For people."""
         self.meters: dict[Measure, Meter] = {}
 
     def idle(self, now: float, wall: float) -> bool:
@@ -65,7 +72,18 @@ class Group:
 class Meters:
     """All meters that one request passes, by kind."""
 
-    __slots__ = ("all", "answer", "concurrent", "least", "money", "rates", "requests", "sets_most", "tokens")
+    __slots__ = (
+        "all",
+        "answer",
+        "concurrent",
+        "least",
+        "money",
+        "rates",
+        "requests",
+        "sets_most",
+        "token_limits",
+        "tokens",
+    )
 
     def __init__(self, groups: Iterable[Group]) -> None:
         meters = [m for g in groups for m in g.meters.values()]
@@ -77,6 +95,7 @@ class Meters:
         self.rates = tuple(m for m in rates if m.measure is Measure.TOKENS_MINUTE)
         self.concurrent = tuple(m for m in meters if isinstance(m, Concurrent))
         self.tokens = tuple(m for m in budgets if m.measure in (Measure.TOKENS_DAY, Measure.TOKENS_MONTH))
+        self.token_limits = (*self.rates, *self.tokens)
         self.money = tuple(m for m in budgets if m.measure in MONEY)
         strictest = min(hard, key=lambda r: r.answer, default=None)
         self.sets_most = "" if strictest is None else strictest.name
@@ -95,7 +114,7 @@ NO_METERS: Final = Meters(())
 class Gate:
     """The limits of one caller. Kept with its connection; renewed by itself when rules have changed."""
 
-    __slots__ = ("base", "by_model", "generation", "groups", "per_end_user", "recent", "who")
+    __slots__ = ("base", "by_end_user", "by_model", "generation", "groups", "per_end_user", "who")
 
     def __init__(self, who: Who) -> None:
         self.who = who
@@ -105,8 +124,8 @@ class Gate:
         self.by_model: dict[str, Meters] = {}
         self.groups: tuple[Group, ...] = ()
         self.per_end_user: tuple[tuple[Rule, Path], ...] = ()
-        self.recent: tuple[str, list[Group], Meters] | None = None
-        """Model, the end user's groups, meters: of its last request that named an end user."""
+        self.by_end_user: dict[tuple[str, str], tuple[list[Group], Meters]] = {}
+        """The end user's own groups, and all meters; by model and end user."""
 
     def __repr__(self) -> str:
         return f"<Gate {self.who.key_name} {len(self.groups)} rules, {len(self.per_end_user)} per end user>"
@@ -123,6 +142,8 @@ class Scopes:
         self.forgotten = 0
         """Scopes of end users that were forgotten with something used."""
         self.rules: dict[str, Rule] = {}
+        self.since: dict[str, float] = {}
+        """Since when each rule has counted here: Unix time, by its id."""
         self.models: frozenset[str] = frozenset()
         """That some rule names."""
         self.end_users: OrderedDict[tuple[str, Path], Group] = OrderedDict()
@@ -136,6 +157,7 @@ class Scopes:
 
     def configure(self, rules: Iterable[Rule], now: float, wall: float) -> None:
         self.rules = {rule.id: rule for rule in rules}
+        self.since = {at: self.since.get(at, wall) for at in self.rules}
         self.models = frozenset(model for rule in self.rules.values() for model in rule.models)
         self._index = {}
         for rule in self.rules.values():
@@ -168,7 +190,7 @@ class Scopes:
         gate.groups = tuple(groups)
         gate.per_end_user = tuple(per_end_user)
         gate.by_model = {}
-        gate.recent = None
+        gate.by_end_user = {}
         gate.base = Meters(g for g in groups if not g.rule.models)
         gate.generation = self.generation
 
@@ -185,16 +207,20 @@ class Scopes:
                     gate.by_model.clear()
                 found = gate.by_model[model] = Meters(_for_model(gate.groups, model))
             return found
-        recent = gate.recent
+        if len(end_user) > _LONGEST_NAME:
+            end_user = hashlib.sha256(end_user.encode("utf-8", "surrogatepass")).hexdigest()
         own = [
             self._of_end_user(rule, (*path, end_user), now, wall)
             for rule, path in gate.per_end_user
             if (not rule.models or model in rule.models) and (not rule.end_user or rule.end_user == end_user)
         ]
-        if recent is not None and recent[0] == model and recent[1] == own:
-            return recent[2]
+        before = gate.by_end_user.get((model, end_user))
+        if before is not None and before[0] == own:
+            return before[1]
+        if len(gate.by_end_user) >= _KEPT:
+            gate.by_end_user.clear()
         meters = Meters((*_for_model(gate.groups, model), *own))
-        gate.recent = (model, own, meters)
+        gate.by_end_user[model, end_user] = (own, meters)
         return meters
 
     def each(self) -> Iterator[Group]:

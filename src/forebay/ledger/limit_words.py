@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import ceil
+from typing import Final
 
 from forebay import errors
 from forebay.errors import Header, Refusal
@@ -14,20 +15,28 @@ from forebay.ledger.money import shown_money
 from forebay.ledger.rules import MONEY, WORDS
 from forebay.ledger.windows import iso
 
+_NAMES: Final = (b"x-ratelimit-limit-", b"x-ratelimit-remaining-", b"x-ratelimit-reset-")
+_REQUESTS: Final = b"".join(n + b"requests: %b\r\n" % v for n, v in zip(_NAMES, (b"%d", b"%d", b"%b"), strict=True))
+_TOKENS: Final = _REQUESTS.replace(b"requests", b"tokens")
+
 
 def block(held: Held, now: float, wall: float) -> bytes:
     """Header lines of an answer, each with its line end; empty where no limit applies. `now` monotonic, `wall` Unix
     seconds."""
     meters = held.meters
-    if not meters.all:
-        return b""
-    lines = _pairs(meters, now, wall)
+    lines = b""
+    if meters.requests:
+        lines = _REQUESTS % _nearest(meters.requests, now, wall)
+    if meters.token_limits:
+        lines += _TOKENS % _nearest(meters.token_limits, now, wall)
     if held.max_tokens is not None:
-        lines.append((b"x-forebay-max-tokens", b"%d" % held.max_tokens))
-        lines.append((b"x-forebay-limit", errors.field_value(held.lowered_by)))
+        lines += b"x-forebay-max-tokens: %d\r\nx-forebay-limit: %b\r\n" % (
+            held.max_tokens,
+            errors.field_value(held.lowered_by),
+        )
     if held.warnings:
-        lines.append((b"x-forebay-over-limit", errors.field_value(", ".join(held.warnings))))
-    return b"".join(b"%b: %b\r\n" % line for line in lines)
+        lines += b"x-forebay-over-limit: %b\r\n" % errors.field_value(", ".join(held.warnings))
+    return lines
 
 
 def refusal(denied: Denied, model: str, currency: str, now: float, wall: float) -> Refusal:
@@ -55,42 +64,38 @@ def _amount(amount: int, denied: Denied, currency: str) -> str:
     return shown_money(amount, currency) if denied.measure in MONEY else f"{amount:,}"
 
 
-def _pairs(meters: Meters, now: float, wall: float) -> list[Header]:
-    """Of requests and of tokens: the limit that has least left."""
-    pairs: list[Header] = []
-    for what, some in ((b"requests", meters.requests), (b"tokens", (*meters.rates, *meters.tokens))):
-        found = _nearest(some, now, wall)
-        if found is not None:
-            limit, remaining, reset = found
-            pairs.append((b"x-ratelimit-limit-" + what, b"%d" % limit))
-            pairs.append((b"x-ratelimit-remaining-" + what, b"%d" % remaining))
-            pairs.append((b"x-ratelimit-reset-" + what, duration(reset)))
-    return pairs
+def _pairs(meters: Meters, now: float, wall: float) -> Iterator[Header]:
+    for what, some in ((b"requests", meters.requests), (b"tokens", meters.token_limits)):
+        if some:
+            limit, left, reset = _nearest(some, now, wall)
+            yield from zip((n + what for n in _NAMES), (b"%d" % limit, b"%d" % left, reset), strict=True)
 
 
-def _nearest(some: Iterable[Rate | Budget | Sliding], now: float, wall: float) -> tuple[int, int, float] | None:
-    """Limit, what is left, seconds until all of it is."""
-    best: tuple[int, int, float] | None = None
+def _nearest(some: Iterable[Rate | Budget | Sliding], now: float, wall: float) -> tuple[int, int, bytes]:
+    """Of the limit that has least left: how much it is, what is left of it, and until all of it is."""
+    limit, left, reset = 0, 1 << 80, 0.0
     for m in some:
         if isinstance(m, Rate):
-            reset = m.resets(now)
-            left = int(m.ceiling - reset * m.rate)
+            in_ = m.used / m.rate - now + m.at
+            found = m.limit if in_ <= 0 else int(m.ceiling - in_ * m.rate)
         else:
-            reset = max(0.0, m.resets(wall) - wall)
-            left = m.limit - m.used - m.elsewhere
-        if best is None or left < best[1]:
-            best = (m.limit, left, reset)
-    return None if best is None else (best[0], max(0, best[1]), best[2])
+            in_ = m.resets(wall) - wall
+            found = m.limit - m.used - m.elsewhere
+        if found < left:
+            limit, left, reset = m.limit, found, in_
+    return limit, left if left > 0 else 0, duration(reset)
 
 
 def duration(seconds: float) -> bytes:
     """As OpenAI writes it: 20ms, 1.5s, 6m0s, 1h2m3s; rounded up to the millisecond."""
-    ms = ceil(round(seconds * 1000, 6))
+    ms = ceil(seconds * 1000 - 1e-6)
     if ms < 1000:
-        return b"%dms" % ms if ms else b"0s"
+        return b"%dms" % ms if ms > 0 else b"0s"
+    if ms < 60_000:
+        whole, ms = divmod(ms, 1000)
+        return (b"%d.%03d" % (whole, ms)).rstrip(b"0") + b"s" if ms else b"%ds" % whole
     minutes, ms = divmod(ms, 60_000)
-    rest = (b"%d.%03d" % divmod(ms, 1000)).rstrip(b"0").rstrip(b".") + b"s"
-    if not minutes:
-        return rest
     hours, minutes = divmod(minutes, 60)
+    whole, ms = divmod(ms, 1000)
+    rest = b"%d" % whole + (b".%03d" % ms).rstrip(b"0.") + b"s"
     return b"%dh%dm" % (hours, minutes) + rest if hours else b"%dm" % minutes + rest

@@ -7,6 +7,7 @@ and not times, so that a clock that jumps cannot refund into the wrong window.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final
 
 from forebay.ledger.rules import Hold, Measure, Over, Rule, Unpriced, Window
@@ -126,10 +127,10 @@ class Rate(Meter):
 
 
 class Budget(Meter):
-    """Tokens or money of calendar windows. A window once begun is not left for an earlier one, but for the one just
-    before: a clock that had jumped ahead is put right, and what was used meanwhile counts in that."""
+    """Tokens or money of calendar windows. Where a clock that had jumped ahead is put right, the window before is taken
+    up again, and what was used meanwhile counts in it."""
 
-    __slots__ = ("before", "calendar", "counted", "since", "start", "until")
+    __slots__ = ("before", "calendar", "since", "start", "until")
     used: int
 
     def __init__(self, rule: Rule, measure: Measure, scope: str, calendar: Calendar, wall: float) -> None:
@@ -138,10 +139,8 @@ class Budget(Meter):
         self.since = 0
         """The first hold of the window."""
         self.start, self.until = calendar.window(wall)
-        self.counted = wall
-        """Since when this process has counted in this window: `start`, but in its first."""
-        self.before: tuple[float, float, int, int, float, int] | None = None
-        """The window before: start, until, used, elsewhere, counted, since."""
+        self.before: tuple[float, float, int, int, int] | None = None
+        """The window before: start, until, used, elsewhere, since."""
 
     def fits(self, rule: Rule) -> bool:
         return rule.window is Window.CALENDAR and rule.zone == self.calendar.zone.key
@@ -152,21 +151,22 @@ class Budget(Meter):
         if wall < self.start:
             if before is not None and before[0] <= wall < before[1]:
                 used = self.used
-                self.start, self.until, self.used, self.elsewhere, self.counted, self.since = before
+                self.start, self.until, self.used, self.elsewhere, self.since = before
                 self.used += used
-                self.before = None
+            else:
+                self.start, self.until = self.calendar.window(wall)
+            self.before = None
             return
-        self.before = (self.start, self.until, self.used, self.elsewhere, self.counted, self.since)
+        self.before = (self.start, self.until, self.used, self.elsewhere, self.since)
         self.start, self.until = self.calendar.window(wall)
         self.used = self.elsewhere = 0
-        self.counted = self.start
         self.since = n
 
     def late(self, n: int, amount: int) -> None:
         """`amount` more was used by hold `n` of an earlier window."""
-        if self.before is not None and self.before[5] <= n:
-            start, until, used, elsewhere, counted, since = self.before
-            self.before = (start, until, used + amount, elsewhere, counted, since)
+        if self.before is not None and self.before[4] <= n:
+            start, until, used, elsewhere, since = self.before
+            self.before = (start, until, used + amount, elsewhere, since)
 
     def resets(self, wall: float) -> float:
         """When its use is forgotten: Unix time."""
@@ -177,14 +177,14 @@ class Budget(Meter):
         return self.until
 
     def idle(self, now: float, wall: float) -> bool:
-        return self.used == 0 or wall >= self.until
+        return (self.used == 0 and self.elsewhere == 0) or wall >= self.until
 
 
 class Sliding(Meter):
     """Tokens or money of the last 24 hours or 30 days, in hours or days: what is older leaves by whole ones, so never
     more than the limit passes in any such time, and as much as a part of it less."""
 
-    __slots__ = ("_older", "_opened", "_parts", "_seconds", "counted", "since", "start", "until")
+    __slots__ = ("_older", "_opened", "_parts", "_seconds", "since", "start", "told", "until")
     used: int
 
     def __init__(self, rule: Rule, measure: Measure, scope: str, span: Span, wall: float) -> None:
@@ -198,13 +198,22 @@ class Sliding(Meter):
         """Its first hold."""
         self.start = wall // self._seconds * self._seconds
         self.until = self.start + self._seconds
-        self.counted = wall
+        self.told = 0.0
+        """When `elsewhere` was last said: Unix time. It is forgotten when it is older than the window."""
 
     def fits(self, rule: Rule) -> bool:
         return rule.window is Window.SLIDING
 
     def roll(self, wall: float, n: int) -> None:
-        if wall < self.start:  # the clock was put back: the part goes on until time comes to its end
+        if wall < self.start:  # the clock was put back: where by much, all that is known was used just now
+            if wall >= self.start - self._seconds:
+                return
+            if self._older:
+                self.since = self._older[0][2]
+                self._older.clear()
+            self._opened = 0
+            self.start = wall // self._seconds * self._seconds
+            self.until = self.start + self._seconds
             return
         amount = self.used - self._opened
         if amount:
@@ -215,9 +224,23 @@ class Sliding(Meter):
         gone = self.start - self._parts * self._seconds
         while self._older and self._older[0][0] < gone:
             self.used -= self._older.popleft()[1]
-        if gone >= self.counted:
+        if gone > self.told:
             self.elsewhere = 0
         self._opened = self.used
+
+    def parts(self) -> list[tuple[float, int]]:
+        """When each began, and what was used in it; the oldest first."""
+        return [*((start, used) for start, used, _ in self._older), (self.start, self.used - self._opened)]
+
+    def put(self, parts: Iterable[tuple[float, int]]) -> None:
+        """What `parts` told of an earlier life, before the first hold of this one."""
+        for start, used in parts:
+            if start >= self.start:
+                self.used += used
+            elif start >= self.start - self._parts * self._seconds:
+                self._older.append([start, used, 0])
+                self.used += used
+                self._opened += used
 
     def late(self, n: int, amount: int) -> None:
         for part in reversed(self._older):
@@ -239,7 +262,7 @@ class Sliding(Meter):
         return self.resets(wall)
 
     def idle(self, now: float, wall: float) -> bool:
-        return self.used == 0
+        return self.used == 0 and self.elsewhere == 0
 
 
 def meter(rule: Rule, measure: Measure, scope: str, calendar: Calendar | None, now: float, wall: float) -> Meter:

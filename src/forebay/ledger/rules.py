@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
@@ -31,7 +32,7 @@ MONEY: Final = (Measure.MONEY_DAY, Measure.MONEY_MONTH)
 SELECTORS: Final = tuple(Level)[1:]
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Limits that count the same use. A selector that is empty fits everybody; a measure that is None has no limit."""
 
     name: str
@@ -98,7 +99,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             money_per_month=_nano(quota.money_per_month),
         )
 
-    @property
+    @cached_property
     def id(self) -> str:
         """What use is kept by when rules change: the name and the scope, not the amounts."""
         parts = [self.name, self.each.value, *(f"{s.value}={self.selector(s)}" for s in SELECTORS if self.selector(s))]
