@@ -1,8 +1,9 @@
 """The admin process: `python -m forebay.admin.main`, started by the supervisor of `forebay serve`.
 
 Theory of operation. One event loop; everything that may block (the database, files) is on `Threads`. The tasks are:
-the channel to the supervisor, a link to each worker, the keys, the keeper of the sums, and two listeners (the admin
-port and `admin.sock`). End of file or SIGTERM sets `leave`, and all of them end; the process then exits with 0.
+the channel to the supervisor, a link to each worker, the keys, the ledger's intake, the keeper of the sums, and two
+listeners (the admin port and `admin.sock`). End of file or SIGTERM sets `leave`, and all of them end; the process then
+exits with 0.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,7 @@ import uvloop
 from pydantic import ValidationError
 
 from forebay.admin.engines import Engines
+from forebay.admin.ingest import Ingest
 from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
 from forebay.admin.public import public_app
@@ -86,12 +89,16 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     clock = SystemClock()
     keys = Keys(config.database, config.state_dir, state.workers, clock)
     usage = UsageReports(state, clock)
+    ledger = config.ledger
+    if ledger.enabled:
+        state.ledger = Ingest(config.database, config.state_dir, ledger.currency, WORKERS, clock, lambda: keys.status)
     public = Server(public_app(state, keys, usage_endpoint(usage)), socket.socket(fileno=start.fds[0]))
     servers = (public, Server(private_app(state, keys, Engines(state), usage, clock), unix))
     async with asyncio.TaskGroup() as group:
         background = [
             *state.workers.start(group),
             group.create_task(keys.run(), name="keys"),
+            *([group.create_task(state.ledger.run(), name="ledger")] if state.ledger is not None else []),
             group.create_task(_keep(state), name="sums"),
             group.create_task(_follow(channel, state, leave), name="channel"),
         ]
@@ -108,6 +115,8 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
             task.cancel()
     await state.save()
     await usage.close()
+    if state.ledger is not None:
+        await state.ledger.close()
     await keys.close()
     admin_socket(config.state_dir).unlink(missing_ok=True)
 
@@ -145,8 +154,9 @@ def _reload(state: GatewayState, text: str) -> None:
     except CannotStart as e:
         _log.error("reload: %s; the running configuration stays in force", e)
         return
-    for field in ("admin", "state_dir", "database"):
-        if getattr(config, field) != getattr(state.config, field):
+    for field in ("admin", "state_dir", "database", "ledger.enabled", "ledger.currency"):
+        value = attrgetter(field)
+        if value(config) != value(state.config):
             _log.warning("reload: a change of %s needs a restart of `forebay serve`", field)
     logs.configure(config.logging)
     state.config = config

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay import __version__
+from forebay.admin.ingest import Ingest
 from forebay.admin.keys import Keys
 from forebay.admin.metrics import gauge
 from forebay.admin.procfs import process_families
@@ -97,6 +98,8 @@ class GatewayState:
         self._own_boot = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._files = Threads("sums", count=1, bound=4)
         self._unsaved = ""
+        self.ledger: Ingest | None = None
+        """None where the ledger is not enabled."""
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         role = _role(snapshot.index)
@@ -105,7 +108,8 @@ class GatewayState:
     async def scrape(self, keys: Keys) -> tuple[FamilySnapshot, ...]:
         """Every family, as fresh as the workers answer."""
         await self.workers.fresh(SCRAPE)
-        self._sums.report("admin", self._own_boot, process_families("admin", os.getpid()))
+        own = process_families("admin", os.getpid()) + (self.ledger.families() if self.ledger is not None else ())
+        self._sums.report("admin", self._own_boot, own)
         self._sums.report("supervisor", self._boot, process_families("supervisor", os.getppid()))
         living = ["admin", "supervisor", *(_role(link.index) for link in self.workers.links if link.up)]
         total = self._sums.total(living)
@@ -208,6 +212,8 @@ class GatewayState:
                 database["meanwhile"] = "the workers go on with the last list they know (keys_version of each)"
         engines = self.engines()
         fine = keys.up and not self.not_ready(keys) and all(e.healthy == e.seen for e in engines)
+        ledger = {} if self.ledger is None else {"ledger": self.ledger.health()}
+        fine = fine and all(part["up"] for part in ledger.values())
         shown = sorted(engines, key=lambda e: e.healthy == e.seen)[:SHOWN] if len(engines) > SHOWN else engines
         return {
             "status": "ok" if fine else "degraded",
@@ -215,6 +221,7 @@ class GatewayState:
             "draining": self.draining,
             "processes": processes,
             "database": database,
+            **ledger,
             "engine_count": {
                 "all": len(engines),
                 "healthy": sum(e.healthy == e.seen for e in engines),

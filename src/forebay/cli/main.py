@@ -35,6 +35,7 @@ COMMANDS = MappingProxyType(
         "schema": Command("forebay.cli.schema", "command", "Print the JSON Schema of the configuration, for editors."),
         "key": Command("forebay.cli.key", "app", "Create, list and revoke API keys."),
         "usage": Command("forebay.cli.usage", "app", "Show who used what, and what it cost."),
+        "ledger": Command("forebay.cli.ledger", "app", "Verify the ledger's books, and see how far they are."),
         "launch": Command(
             "forebay.cli.launch",
             "command",

@@ -36,7 +36,7 @@ class Book:
 
     def __init__(self, database: Database, currency: str) -> None:
         self._database = database
-        self._currency = currency
+        self.currency = currency
         self._names = Names()
         self._journals: dict[str, JournalState] = {}
 
@@ -51,7 +51,7 @@ class Book:
         caller bounds their number. Raises WrongCurrency, and what `records` raises; nothing is booked then."""
         with self._writing() as connection:
             journal = self._journal(connection, owner, now)
-            run = Run(connection, self._names, journal, self._currency, now)
+            run = Run(connection, self._names, journal, self.currency, now)
             run.read(records)
             run.book()
         if len(self._journals) >= MOST_JOURNALS:
@@ -81,7 +81,7 @@ class Book:
             for row in found:
                 by_owner.setdefault(row.owner, []).append(row)
             for owner, rows in by_owner.items():
-                run = Run(connection, self._names, self._journal(connection, owner, now), self._currency, now)
+                run = Run(connection, self._names, self._journal(connection, owner, now), self.currency, now)
                 run.survive(rows, estimate)
                 run.book()
         return len(found)
@@ -104,7 +104,7 @@ class Book:
         row = connection.execute(select(journals).where(journals.c.owner == owner)).one_or_none()
         if row is None:
             first = {"boot": "", "booted": now, "segment": 0, "position": 0, "next_seq": 1, "seen": now}
-            new = insert(journals).values(owner=owner, currency=self._currency, **first).returning(journals)
+            new = insert(journals).values(owner=owner, currency=self.currency, **first).returning(journals)
             row = connection.execute(new).one()
         known = self._journals.get(owner)
         if known is not None and known.position == row.position:
@@ -116,4 +116,4 @@ class Book:
         return found
 
     def __repr__(self) -> str:
-        return f"<Book {self._database} in {self._currency}>"
+        return f"<Book {self._database} in {self.currency}>"

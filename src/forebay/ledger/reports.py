@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, Table, case, func, literal, select
 
 from forebay.errors import shown
 from forebay.ledger.entries import How
@@ -235,9 +235,10 @@ def _rolled(grain: int, since: float, until: float) -> FromClause:
     )
 
 
-def _single(since: float, until: float) -> Iterator[FromClause]:
-    e, a = entries.c, adjustments.c
-    ours: dict[str, Any] = {
+def singles() -> Iterator[tuple[Table, ColumnElement[float], dict[str, ColumnElement[Any]]]]:
+    """Entries and adjustments one by one: (table, when it counts, what it adds to each of SUMS)."""
+    e, a, zero = entries.c, adjustments.c, literal(0)
+    ours: dict[str, ColumnElement[Any]] = {
         "attempts": literal(1),
         "requests": case((e.request == e.seq, 1), else_=0),
         **{kind: e[kind] for kind in KINDS},
@@ -245,20 +246,21 @@ def _single(since: float, until: float) -> Iterator[FromClause]:
         "avoided": e.avoided,
         "kv": e.kv,
     }
-    corrected: dict[str, Any] = {
+    corrected: dict[str, ColumnElement[Any]] = {
         **{kind: a[kind] for kind in KINDS},
         "adjusted": a.cost,
         "kv": a.kv,
         "corrections": literal(1),
     }
-    for table, at, sums in ((e, e.at, ours), (a, a.counts_at, corrected)):
+    yield entries, e.at, {name: ours.get(name, zero) for name in SUMS}
+    yield adjustments, a.counts_at, {name: corrected.get(name, zero) for name in SUMS}
+
+
+def _single(since: float, until: float) -> Iterator[FromClause]:
+    for table, at, sums in singles():
+        c = table.c
         yield (
-            select(
-                table.dimension_id,
-                table.how,
-                table.outcome,
-                *(sums.get(name, literal(0)).label(name) for name in SUMS),
-            )
+            select(c.dimension_id, c.how, c.outcome, *(sums[name].label(name) for name in SUMS))
             .where(at >= since, at < until)
             .subquery()
         )

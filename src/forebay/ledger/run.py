@@ -37,8 +37,8 @@ _NO_CALL: Final = Reserved(0, 0, 0.0, "", 0, "", "", "", "", "", "", "", (), 0, 
 _COST, _ADJUSTED, _AVOIDED, _KV, _CORRECTIONS = map(SUMS.index, ("cost", "adjusted", "avoided", "kv", "corrections"))
 _FIRST_KIND: Final = SUMS.index(KINDS[0])
 
-Estimate: TypeAlias = Callable[[str, Tokens], int]
-"""(a price as JSON, tokens) → nano-units."""
+Estimate: TypeAlias = Callable[[str, Tokens], int | None]
+"""(a price as JSON, tokens) → nano-units; None: it has no price for these."""
 
 
 class WrongCurrency(Exception):
@@ -380,9 +380,12 @@ class Run:
         if self._known_adjustments((settled.seq,)):
             self.done.again += 1
             return []
-        self.done.late += 1
         delta = [n - getattr(entry, kind) for kind, n in zip(KINDS, astuple(settled.tokens), strict=True)]
         cost = 0 if settled.cost is None else settled.cost - (entry.cost or 0)
+        if not any((*delta, cost, settled.kv - entry.kv)):
+            self.done.again += 1
+            return []
+        self.done.late += 1
         adjusted = Adjusted(settled.seq, settled.at, settled.seq, cost, "settled late")
         where = (entry.at, entry.dimension_id, entry.how, entry.outcome)
         return [self._correction(adjusted, where, Tokens(*delta), settled.kv - entry.kv)]

@@ -1,0 +1,256 @@
+"""The task that fills the book from the workers' journals.
+
+The work is done on one thread (`ledger.intake`), in bounded runs with a time-out. What the database cannot do is said
+in `status` and tried again, with a back-off; the journals hold what is booked meanwhile. Readiness does not hang on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.admin.metrics import gauge
+from forebay.admin.threads import Busy, Threads
+from forebay.clock import Clock
+from forebay.state.messages import FamilySnapshot
+
+if TYPE_CHECKING:  # SQLAlchemy: imported on the thread
+    from forebay.ledger.database import Database
+    from forebay.ledger.intake import Followed, Intake, Swept
+
+POLL: Final = 0.25
+"""Seconds between looks at the journals, where nothing is said."""
+CALL: Final = 30.0
+"""Seconds a run may take: each of its statements is bounded by the database's own."""
+BACK_OFF: Final = (0.25, 10.0)
+LAST: Final = 8
+"""Runs that are done before leaving, at most."""
+LATE: Final = 60.0
+"""Seconds behind at which it is an alarm."""
+
+_log = logging.getLogger("forebay.admin")
+
+
+class Ingest:
+    """How far the books are, and what stops them."""
+
+    def __init__(
+        self,
+        url: str,
+        state_dir: Path,
+        currency: str,
+        workers: int,
+        clock: Clock,
+        unusable: Callable[[], str],
+        on_booked: Callable[[int, int], object] = lambda worker, position: None,
+    ) -> None:
+        """`unusable` says why the database cannot be opened, "" where it can: what has been said is not tried here too.
+        `on_booked` is called on the loop with a worker's number and the position of its journal that is booked."""
+        self._url = url
+        self._state_dir = state_dir
+        self._currency = currency
+        self._workers = workers
+        self._clock = clock
+        self._unusable = unusable
+        self._on_booked = on_booked
+        self._threads = Threads("ledger", count=1, bound=2)
+        self._intake: Intake | None = None
+        self._database: Database | None = None
+        self._nudged = asyncio.Event()
+        self._stand: Swept | None = None
+        self._said: dict[str, str] = {}
+        self._told: dict[int, int] = {}
+        self.status = "not opened yet"
+        """Empty while the database takes what the journals hold, else what is wrong."""
+
+    @property
+    def up(self) -> bool:
+        return not self.status
+
+    def nudge(self) -> None:
+        """There is something in a journal that somebody waits for."""
+        self._nudged.set()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        delay, most = BACK_OFF
+        while True:
+            if self._database is None and (why := self._unusable()):
+                self.status = why
+                await asyncio.sleep(POLL)
+                continue
+            self._nudged.clear()
+            more = await self._sweep(CALL)
+            if self.status:
+                wait, delay = delay * random.uniform(0.5, 1.0), min(delay * 2, most)  # noqa: S311 - spreads retries
+                await asyncio.sleep(wait)
+                continue
+            delay = BACK_OFF[0]
+            if not more:
+                try:
+                    async with asyncio.timeout(POLL):
+                        await self._nudged.wait()
+                except TimeoutError:
+                    pass
+
+    async def close(self) -> None:
+        """Book what is there, if that is quick, and give the database back. A call that hangs is left behind."""
+        for _ in range(LAST):
+            if not self.up or not await self._sweep(2.0):
+                break
+        try:
+            await self._threads.run(self._close_database, 2.0)
+        except (TimeoutError, Busy):
+            _log.warning("ledger: the database was left open: it does not answer")
+
+    async def _sweep(self, within: float) -> bool:
+        """True where there is more."""
+        try:
+            found = await self._threads.run(self._call, within)
+        except TimeoutError:
+            self._fail(f"the database did not answer within {within:g} s")
+            return False
+        except Busy:
+            self._fail("the database does not answer")
+            return False
+        if isinstance(found, Exception):
+            self._fail(str(found))
+            return False
+        if self.status:
+            _log.info("ledger: the books are open in %s", self._database)
+            self.status = ""
+        self._stand = found
+        self._tell(found)
+        return found.more
+
+    def _call(self) -> Swept | Exception:
+        """On the thread; an exception says why it cannot be done now."""
+        from forebay.ledger.database import Database, DatabaseError
+        from forebay.ledger.intake import Intake
+
+        try:
+            if self._database is None:
+                database = Database(self._url, self._state_dir)
+                try:
+                    database.check()  # `admin.keys` makes the tables
+                except BaseException:
+                    database.close()
+                    raise
+                self._database = database
+                if self._intake is not None:
+                    self._intake.reopen(database)
+            if self._intake is None:
+                self._intake = Intake(
+                    self._database,
+                    self._state_dir,
+                    self._currency,
+                    wall=self._clock.wall,
+                    alive=lambda worker: worker < self._workers,
+                )
+            return self._intake.sweep()
+        except (DatabaseError, OSError) as e:
+            self._close_database()
+            return e
+
+    def _close_database(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def _fail(self, why: str) -> None:
+        if why != self.status:
+            _log.error("ledger: %s; the journals hold what is booked meanwhile", why)
+            self.status = why
+
+    def _tell(self, stand: Swept) -> None:
+        for journal in stand.journals:
+            name = journal.folder.name
+            if journal.why != self._said.get(name, ""):
+                self._said[name] = journal.why
+                if journal.why:
+                    _log.error("ledger: the journal of %s is not booked: %s", name, journal.why)
+                else:
+                    _log.info("ledger: the journal of %s is booked again", name)
+            number = _number(journal)
+            if self._told.get(number, 0) != journal.position:
+                self._told[number] = journal.position
+                self._on_booked(number, journal.position)
+
+    # --- what is shown -----------------------------------------------------------------------------------------------
+
+    def alarms(self) -> list[str]:
+        """What keeps the books from being up to date."""
+        found = [self.status] if self.status else []
+        now = self._clock.wall()
+        for journal in self._journals():
+            if journal.why:
+                found.append(f"{journal.folder.name}: {journal.why}")
+            elif (late := self._late(journal, now)) > LATE:
+                found.append(f"{journal.folder.name}: {journal.behind:,} bytes behind, for {late:.0f} s")
+        return found
+
+    def health(self) -> dict[str, Any]:
+        alarms = self.alarms()
+        found: dict[str, Any] = {"up": not alarms, "bytes_behind": sum(j.behind for j in self._journals())}
+        if alarms:
+            found["why"] = "; ".join(alarms)
+            found["meanwhile"] = "requests go on; the journals hold what is booked"
+        return found
+
+    def families(self) -> tuple[FamilySnapshot, ...]:
+        now = self._clock.wall()
+        journals = self._journals()
+        found = [
+            gauge("forebay_ledger_up", "1 where the database takes what the journals hold.", [((), float(self.up))]),
+            gauge(
+                "forebay_ledger_alarm",
+                "1 where the books are not up to date; /health says why.",
+                [((), float(bool(self.alarms())))],
+            ),
+            gauge(
+                "forebay_ledger_lag_bytes",
+                "Bytes of a worker's journal that are not in the database.",
+                [((str(_number(j)),), float(j.behind)) for j in journals],
+                "worker",
+            ),
+            gauge(
+                "forebay_ledger_lag_seconds",
+                "Seconds since a worker's journal was in the database to its end.",
+                [((str(_number(j)),), self._late(j, now)) for j in journals],
+                "worker",
+            ),
+        ]
+        totals = self._stand.totals if self._stand is not None else None
+        for name, text in _TOTALS:
+            value = float(getattr(totals, name)) if totals is not None else 0.0
+            found.append(FamilySnapshot(f"forebay_ledger_{name}_total", text, "counter", (), (), (((), value),)))
+        return tuple(found)
+
+    def _late(self, journal: Followed, now: float) -> float:
+        held = journal.behind or journal.why or self.status
+        return max(0.0, now - journal.since) if held else 0.0
+
+    def _journals(self) -> tuple[Followed, ...]:
+        return self._stand.journals if self._stand is not None else ()
+
+    def __repr__(self) -> str:
+        return f"<Ingest {self.status or 'up'}>"
+
+
+_TOTALS: Final = (
+    ("records", "Journal records that were read into the database."),
+    ("settled", "Attempts that were settled in the database."),
+    ("again", "Settlements that were ignored: their attempt was settled already."),
+    ("late", "Settlements that came after their attempt was settled by estimate; booked as adjustments."),
+    ("strays", "Settlements without a reservation; booked to the key `unknown`."),
+    ("unpriced", "Attempts that were settled without a price."),
+    ("orphans", "Attempts that nobody settled in time and were settled by estimate."),
+)
+
+
+def _number(journal: Followed) -> int:
+    return int(journal.folder.name.removeprefix("worker-"))

@@ -1,0 +1,292 @@
+"""Whether the books hold together: every sum taken again from what it is made of.
+
+All in one state of the database, so that it can be done while the gateway runs. What is checked:
+
+- rollups: the hours against the entries and adjustments, longer ones against the hours;
+- prices: each entry's cost against its tokens at the price it was settled at;
+- attempts: none is open and settled; an adjustment of an attempt has it; none has a number its journal has not reached;
+- journals of this host: what they say up to the position that is booked is booked so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    and_,
+    cast,
+    func,
+    or_,
+    select,
+    text,
+    union_all,
+)
+
+from forebay.ledger.database import Database
+from forebay.ledger.entries import Hit, How, Settled
+from forebay.ledger.intake import journal_folders, owner_of
+from forebay.ledger.journal_format import JournalError
+from forebay.ledger.journal_read import Reader
+from forebay.ledger.pricing import Price, price_from
+from forebay.ledger.reports import singles
+from forebay.ledger.schema import (
+    GRAINS,
+    HOUR,
+    SUMS,
+    adjustments,
+    entries,
+    journals,
+    prices,
+    reservations,
+    rollups,
+)
+from forebay.ledger.sql import among
+from forebay.ledger.tokens import KINDS, Tokens
+
+SHOWN: Final = 50
+"""Differences of one kind that are told one by one."""
+_CHUNK: Final = 10_000
+
+
+@dataclass(slots=True)
+class Check:
+    """One thing that was looked at. `differences`: the first ones; `count`: of all."""
+
+    name: str
+    looked_at: int = 0
+    count: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    def differs(self, how: str) -> None:
+        self.count += 1
+        if len(self.differences) < SHOWN:
+            self.differences.append(how)
+
+
+@dataclass(slots=True)
+class Verified:
+    """Money in nano-units."""
+
+    checks: list[Check]
+    entries: int
+    by_how: dict[str, int]
+    cost: int
+    adjustments: int
+    adjusted: int
+    open: int
+    held: int
+    tokens: Tokens
+
+    @property
+    def differences(self) -> int:
+        return sum(check.count for check in self.checks)
+
+    @property
+    def total(self) -> int:
+        return self.cost + self.adjusted
+
+
+def verify(database: Database, state_dir: Path) -> Verified:
+    """Raises DatabaseError; OSError where the journals' folder cannot be read."""
+    with database.read() as connection:
+        if not database.sqlite:
+            connection.execute(text("SET LOCAL statement_timeout = 0"))
+        found = _sums(connection)
+        found.checks += [_rollups(connection, grain, finer) for grain, finer in _pairs()]
+        found.checks += [_costs(connection), _attempts(connection), _positions(connection, state_dir)]
+    return found
+
+
+def _sums(connection: Connection) -> Verified:
+    by_how: dict[str, int] = {}
+    cost, tokens = 0, [0] * len(KINDS)
+    kinds = [func.sum(entries.c[kind]) for kind in KINDS]
+    for how, count, paid, *counts in connection.execute(
+        select(entries.c.how, func.count(), func.sum(entries.c.cost), *kinds).group_by(entries.c.how)
+    ):
+        by_how[how] = int(count)
+        cost += int(paid or 0)
+        tokens = [a + int(b) for a, b in zip(tokens, counts, strict=True)]
+    kinds = [func.sum(adjustments.c[kind]) for kind in KINDS]
+    corrected = connection.execute(select(func.count(), func.sum(adjustments.c.cost), *kinds)).one()
+    tokens = [a + int(b or 0) for a, b in zip(tokens, corrected[2:], strict=True)]
+    still = connection.execute(select(func.count(), func.sum(reservations.c.held))).one()
+    return Verified(
+        checks=[],
+        entries=sum(by_how.values()),
+        by_how=by_how,
+        cost=cost,
+        adjustments=int(corrected[0]),
+        adjusted=int(corrected[1] or 0),
+        open=int(still[0]),
+        held=int(still[1] or 0),
+        tokens=Tokens(*tokens),
+    )
+
+
+# --- rollups ---------------------------------------------------------------------------------------------------------
+
+
+def _pairs() -> Iterator[tuple[int, int]]:
+    """(a grain, the one that it is made of), the finest first; 0: the entries."""
+    finer = 0
+    for grain in reversed(GRAINS):
+        yield grain, finer
+        finer = grain
+
+
+def _rollups(connection: Connection, grain: int, finer: int) -> Check:
+    of = "the entries" if not finer else f"those by {finer // HOUR} h"
+    check = Check(f"sums by {grain // HOUR} h against {of}")
+    where = rollups.c.grain == grain
+    check.looked_at = int(connection.execute(select(func.count()).select_from(rollups).where(where)).scalar_one())
+    parts = [_stored(rollups.c.slot, where, -1)]
+    if finer:
+        # Whole numbers: the division cuts.
+        slot = rollups.c.slot - rollups.c.slot % grain
+        parts.append(_stored(slot, rollups.c.grain == finer, 1))
+    else:
+        parts += [
+            select(
+                _slot(connection, at).label("slot"),
+                table.c.dimension_id,
+                table.c.how,
+                table.c.outcome,
+                *(sums[name].label(name) for name in SUMS),
+            )
+            for table, at, sums in singles()
+        ]
+    both = union_all(*parts).subquery()
+    key = [both.c[name] for name in ("slot", "dimension_id", "how", "outcome")]
+    missing = [func.sum(both.c[name]) for name in SUMS]
+    query = select(*key, *missing).group_by(*key).having(or_(*(m != 0 for m in missing)))
+    for slot, dimension, how, outcome, *off in _stream(connection, query):
+        wrong = [f"{name} {int(n):+,}" for name, n in zip(SUMS, off, strict=True) if n]
+        check.differs(
+            f"{grain // HOUR} h from {_shown(slot)}, dimension {dimension}, {how} {outcome}: the sum lacks "
+            f"{', '.join(wrong)}"
+        )
+    return check
+
+
+def _stored(slot: ColumnElement[Any], where: ColumnElement[bool], sign: int) -> Select[Any]:
+    r = rollups.c
+    sums = ((r[name] * sign).label(name) for name in SUMS)
+    return select(slot.label("slot"), r.dimension_id, r.how, r.outcome, *sums).where(where)
+
+
+def _slot(connection: Connection, at: ColumnElement[float]) -> ColumnElement[Any]:
+    """The hour of a time, which is never negative."""
+    if connection.dialect.name == "sqlite":  # whose CAST cuts; PostgreSQL's rounds
+        whole = cast(at, Integer)
+    else:
+        whole = cast(func.floor(at), BigInteger)
+    return whole - whole % HOUR
+
+
+# --- entries ---------------------------------------------------------------------------------------------------------
+
+
+def _costs(connection: Connection) -> Check:
+    check = Check("costs against the prices they name")
+    known: dict[int, Price | None] = {}
+    kinds = [entries.c[kind] for kind in KINDS]
+    query = (
+        select(entries.c.journal_id, entries.c.seq, entries.c.cost, entries.c.price_id, entries.c.kv, *kinds)
+        .where(entries.c.price_id.is_not(None), entries.c.how != How.CACHE.value)
+        .order_by(entries.c.journal_id, entries.c.seq)
+    )
+    for journal, seq, cost, number, kv, *counts in _stream(connection, query):
+        check.looked_at += 1
+        if number not in known:
+            known[number] = _price(connection, number)
+        price = known[number]
+        if price is None:
+            check.differs(f"{journal}/{seq}: price {number} cannot be read")
+            continue
+        expected = price.cost(Tokens(*counts), kv)
+        if cost != expected:
+            check.differs(f"{journal}/{seq}: costs {cost}, but {expected} by {price.id}")
+    return check
+
+
+def _price(connection: Connection, number: int) -> Price | None:
+    found = connection.execute(select(prices.c.price).where(prices.c.id == number)).scalar_one()
+    try:
+        return price_from(found.encode())
+    except msgspec.MsgspecError:
+        return None
+
+
+def _attempts(connection: Connection) -> Check:
+    check = Check("attempts: settled once, none open and settled")
+    check.looked_at = int(connection.execute(select(func.count()).select_from(reservations)).scalar_one())
+    r, e, a, j = reservations.c, entries.c, adjustments.c, journals.c
+    both = select(r.journal_id, r.seq).join(entries, and_(e.journal_id == r.journal_id, e.seq == r.seq))
+    for journal, seq in _stream(connection, both):
+        check.differs(f"{journal}/{seq} is open, and settled")
+    entry = and_(e.journal_id == a.journal_id, e.seq == a.adjusts)
+    lost = select(a.journal_id, a.seq, a.adjusts).outerjoin(entries, entry).where(a.adjusts != 0, e.seq.is_(None))
+    for journal, seq, adjusts in _stream(connection, lost):
+        check.differs(f"{journal}/{seq} adjusts {adjusts}, which is not there")
+    for table in (entries, reservations, adjustments):
+        highest = select(table.c.journal_id, func.max(table.c.seq)).group_by(table.c.journal_id).subquery()
+        query = select(journals.c.owner, highest.c[1], j.next_seq).join(journals, j.id == highest.c.journal_id)
+        for owner, seq, following in connection.execute(query.where(highest.c[1] >= j.next_seq)):
+            check.differs(f"{table.name}: {owner} has number {seq}, but {following} was not read of yet")
+    return check
+
+
+# --- journals --------------------------------------------------------------------------------------------------------
+
+
+def _positions(connection: Connection, state_dir: Path) -> Check:
+    check = Check("journals on this host against the entries")
+    for folder in journal_folders(state_dir):
+        try:
+            owner = owner_of(folder)
+            row = connection.execute(select(journals).where(journals.c.owner == owner)).one_or_none()
+            if row is not None:
+                _journal(connection, check, folder, row)
+        except JournalError as e:
+            check.differs(f"{folder.name}: {e}")
+    return check
+
+
+def _journal(connection: Connection, check: Check, folder: Path, journal: Any) -> None:
+    for batch in Reader(folder).batches():
+        if batch.position > journal.position:
+            return
+        said = [r.settled if isinstance(r, Hit) else r for r in batch.records if isinstance(r, Hit | Settled)]
+        first = {settled.seq: settled for settled in reversed(said)}
+        if not first:
+            continue
+        query = select(entries.c.seq, entries.c.cost, entries.c.survivor).where(
+            entries.c.journal_id == journal.id, among(connection, entries.c.seq, first)
+        )
+        found = {row.seq: row for row in connection.execute(query)}
+        for seq, settled in first.items():
+            check.looked_at += 1
+            row = found.get(seq)
+            if row is None:
+                check.differs(f"{folder.name}: attempt {seq} is settled in the journal, and not in the database")
+            elif row.cost != settled.cost and not row.survivor:
+                check.differs(f"{folder.name}: attempt {seq} costs {settled.cost} in the journal, {row.cost} booked")
+
+
+def _stream(connection: Connection, query: Select[Any]) -> Iterator[Any]:
+    return iter(connection.execution_options(yield_per=_CHUNK).execute(query))
+
+
+def _shown(slot: int) -> str:
+    return datetime.fromtimestamp(slot, UTC).strftime("%Y-%m-%d %H:%M UTC")
