@@ -51,14 +51,14 @@ async def until(journal: Journal, true: Callable[[], bool]) -> None:
             await told.wait()
 
 
-def reservation(journal: Journal, seq: int | None = None, size: int = 0) -> Reserved:
-    seq = journal.next_seq() if seq is None else seq
+def reservation(journal: Journal, size: int = 0, key: str = WHO[0]) -> Reserved:
+    seq = journal.next_seq()
     return Reserved(
         seq=seq,
         request=seq,
         at=1_700_000_000.0 + seq % 1000,
         id=f"req-{seq}" + "x" * size,
-        account=journal.account_no(*WHO),
+        account=journal.account_no(key, *WHO[1:]),
         route="chat",
         model="gpt-4",
         served="gpt-4",
@@ -70,7 +70,7 @@ def reservation(journal: Journal, seq: int | None = None, size: int = 0) -> Rese
         prompt=100,
         most=200,
         held=5_000,
-        price=journal.price_no("gpt-4", lambda: b'{"id":"gpt-4"}'),
+        price=journal.price_no(key, lambda: b'{"id":"gpt-4"}'),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -70,7 +71,8 @@ async def run(folder: Path, disk: Disk) -> tuple[set[int], set[int]]:
     journal = opened(folder, disk=disk, tuning=QUICK)
     reserved, settled = set(), set()
     for i in range(12):
-        ones = [reservation(journal, size=100 * i) for _ in range(3)]
+        # The account and the price of the first two are forgotten with the segment, unless something still needs them.
+        ones = [reservation(journal, 100 * i, key) for key in (f"key-{i // 3}", f"key-{i // 3}", "open")]
         for one in ones:
             last = journal.reserve(one)
             reserved.add(one.seq)
@@ -78,7 +80,9 @@ async def run(folder: Path, disk: Disk) -> tuple[set[int], set[int]]:
             last = journal.settle(settlement(one.seq))
             settled.add(one.seq)
         journal.progress(Progress(1.0 + i, ((ones[2].seq, i + 1),)))
-        if i % 4 != 3:
+        if i % 4 == 3:
+            await asyncio.sleep(0.001)  # what follows waits while this is under way
+        else:
             await committed(journal, last)
     assert await journal.close() == 0
     assert (journal.state, journal.why, journal.waiting_bytes) == (State.OK, "", 0)
@@ -95,12 +99,7 @@ async def test_a_failure_of_any_one_call_loses_and_reorders_nothing(tmp_path: Pa
         reserved, settled = await run(folder, Faulty({n}))
         got_reserved, got_settled = books(folder)
         assert set(got_reserved) == reserved, n
-        assert set(got_settled) == settled, n
-        seen: set[int] = set()
-        for _, record in looking(folder).records():
-            if (seq := getattr(record, "seq", 0)) in settled:
-                assert seq in seen or type(record).__name__ == "Reserved"
-                seen.add(seq)
+        assert list(got_settled) == sorted(settled), n  # once, and in order
         found = find(folder)
         assert found is not None
         assert [(o.reserved.seq, o.delivered) for o in found.open] == [
@@ -116,7 +115,7 @@ async def test_failures_one_after_another_lose_nothing_either(tmp_path: Path) ->
         folder = tmp_path / str(n)
         reserved, settled = await run(folder, Faulty(fails, errno.ENOSPC))
         got_reserved, got_settled = books(folder)
-        assert (set(got_reserved), set(got_settled)) == (reserved, settled)
+        assert (set(got_reserved), list(got_settled)) == (reserved, sorted(settled))
 
 
 @on_a_loop
