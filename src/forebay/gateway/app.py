@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
@@ -14,9 +13,8 @@ from forebay import errors
 from forebay.api import openai
 from forebay.api.routes import ROUTES
 from forebay.config.models import Config
-from forebay.errors import Outcome, Refusal
+from forebay.errors import Refusal
 from forebay.gateway.aborts import Aborts
-from forebay.gateway.accounting import Count, count_of
 from forebay.gateway.admitting import Admitting
 from forebay.gateway.booking import Booking
 from forebay.gateway.callers import Caller, Callers
@@ -30,13 +28,15 @@ from forebay.gateway.front import Answer, Front
 from forebay.gateway.handles import Entry
 from forebay.gateway.holding import Holding
 from forebay.gateway.labels import tags_of
-from forebay.gateway.logs import RequestLog, Stamp
+from forebay.gateway.logs import RequestLog
 from forebay.gateway.prompts import NOTHING as UNCOUNTED
-from forebay.gateway.relay import SHOWN, Stream, Unary
+from forebay.gateway.relay import Stream, Unary
 from forebay.gateway.retries import RetryBudget, Spread
+from forebay.gateway.settling import Settling
 from forebay.gateway.stalls import Stalls
 from forebay.gateway.telemetry import Telemetry
 from forebay.gateway.tokens import Counted, TokenEstimates
+from forebay.gateway.usage_answer import UsageAnswers
 from forebay.ledger.limits import Held
 from forebay.ledger.pricing import PriceBook
 from forebay.policy.placement import Placement
@@ -47,15 +47,11 @@ from forebay.wire.reply import Reply
 from forebay.wire.ticker import Ticker
 
 MODELS: Final = b"/v1/models"
+USAGE: Final = b"/v1/usage"
 _REQUESTS: Final = b"/v1/requests/"
 _CANCEL: Final = b"/cancel"
-_NOBODY: Final = b'"key":"-","org":"-"'
 _JSON: Final = b"content-type: application/json\r\n"
 _EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-forebay-reason, " + b", ".join(sorted(TOLD))
-_OK: Final = Outcome.OK
-_TELLING: Final = 8
-"""Events of a stream from which on its usage says how many tokens one has."""
-_LEARNS: Final = 0.1
 
 
 class Gateway:
@@ -83,6 +79,7 @@ class Gateway:
         self.admitting: Admitting | None = None
         self.booking: Booking | None = None
         self.holding: Holding | None = None
+        self.usage: UsageAnswers | None = None
         self.drains = Drains()
         self.aborts = Aborts()
         self.tokens = TokenEstimates()
@@ -91,9 +88,8 @@ class Gateway:
         self._stalls = Stalls(self)
         fleet.lost = self._stalls.lost
         ticker.add(self._stalls.look)
-        self._log = request_log
+        self.settling = Settling(self, telemetry, request_log)
         self._ids = RequestIds()
-        self._stamp = Stamp()
         self._started = int(time.time())
 
     def configure(self, config: Config, listed: int = 0, prices: PriceBook | None = None) -> None:
@@ -102,7 +98,7 @@ class Gateway:
         self.retry_budget.share = config.retries.budget
         self.callers.configure(config.callers, config.listeners)
         self.fleet.configure(config, listed)
-        self._log.configure(config.logging)
+        self.settling.log.configure(config.logging)
         self.disaggregating.configure(config.disaggregation)
         if self.admitting is not None:
             self.admitting.configure(config.admission, config.placement)
@@ -142,15 +138,18 @@ class Gateway:
         try:
             if front.generation != self.callers.generation:  # keys changed while the body came, or it waited its turn
                 front = request.context = self._screen(request)
+            if front.usage:
+                self._usage(request, reply, front, request_id, now)
+                return
             if front.answer is None:
                 self._exchange(request, reply, front, request_id, now).go()
                 return
             status, headers, body = front.answer(request)
             reply.send(status, headers, body)
-            self._plain(request, front, request_id, status, None, now)
+            self.settling.plain(request, front, request_id, status, None, now)
         except Refusal as refusal:
             reply.refuse(refusal)
-            self._plain(request, front, request_id, refusal.status, refusal, now)
+            self.settling.plain(request, front, request_id, refusal.status, refusal, now)
 
     def on_refused(self, request: Request | None, refusal: Refusal) -> bytes:
         if request is None:
@@ -159,7 +158,7 @@ class Gateway:
         request_id = given_id(request) or self._ids.new()
         if refusal.status in (401, 403) or refusal.code == "too_many_failed_keys":
             self.telemetry.failed_keys.series(refusal.code).add()
-        self._plain(request, request.context, request_id, refusal.status, refusal, monotonic())
+        self.settling.plain(request, request.context, request_id, refusal.status, refusal, monotonic())
         return b"x-request-id: %b\r\n%b" % (request_id, self._cors(request))
 
     # --- before the body ---------------------------------------------------------------------------------------------
@@ -205,6 +204,9 @@ class Gateway:
         elif path.startswith(_REQUESTS) and path.endswith(_CANCEL):
             _require_method(request, b"POST")
             answer = self._cancel
+        elif path == USAGE and self.usage is not None:
+            _require_method(request, b"GET")
+            return Front(generation, given, cors, caller=caller, class_=class_, usage=True)
         else:
             raise errors.no_route(method.decode(), path.decode("latin-1"))
         return Front(generation, given, cors, caller=caller, class_=class_, answer=answer)
@@ -241,6 +243,18 @@ class Gateway:
             _JSON,
             msgspec.json.encode({"id": wanted.decode(), "object": "request.cancellation", "cancelled": len(found)}),
         )
+
+    def _usage(self, request: Request, reply: Reply, front: Front, request_id: bytes, now: float) -> None:
+        """Raises Refusal."""
+        caller, usage = front.caller, self.usage
+        assert caller is not None
+        assert usage is not None
+        holding, settling = self.holding, self.settling
+
+        def done(status: int, refusal: Refusal | None) -> None:
+            settling.plain(request, front, request_id, status, refusal, now)
+
+        usage.answer(reply, caller, lambda: holding.standing(caller) if holding is not None else (), done)
 
     def _preflight(self, request: Request) -> Answer:
         if not self._cors(request):
@@ -320,108 +334,6 @@ class Gateway:
         for exchange in tuple(self.live):
             exchange.end_with(refusal())
 
-    # --- records -----------------------------------------------------------------------------------------------------
-
-    def settled(self, x: Exchange) -> None:
-        """One exchange has ended. Where its engine said nothing of a whole answer's tokens, these are counted first: by
-        the model's tokenizer, off the loop, or else estimated."""
-        if not x.unsaid:
-            self._finish(x, 0)
-            return
-        model, text = x.entry.target, openai.text_of_answer(x.unsaid)
-        x.unsaid = b""
-        exact = self.tokens.exact
-        if exact is None or not exact.count(
-            model, text, lambda found: self._finish(x, found or self.tokens.text(model, text))
-        ):
-            self._finish(x, self.tokens.text(model, text))
-
-    def _finish(self, x: Exchange, said: int) -> None:
-        """Count it, book it, log it. `said`: the tokens of its answer, where they had to be counted here."""
-        seconds = monotonic() - x.received_at
-        series, outcome, usage = x.series, x.outcome, x.usage
-        series.ended(outcome)
-        total = series.total
-        total.counts[bisect_left(total.edges, seconds)] += 1
-        total.total += seconds
-        if x.heard_at:
-            series.itl.total += x.heard_at - x.first_content_at
-        count = self._count(x, said)
-        tokens = count.tokens
-        prompt, completion = tokens.prompt, tokens.completion
-        spent = b""
-        if count.exact:
-            series.exact.value += 1
-            series.prompt.value += prompt
-            series.completion.value += completion
-            settled = b"exact"
-        else:
-            settled = b"estimated"
-            series.estimated(prompt, completion)
-        if prompt or completion or usage is not None:
-            spent = b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
-            if usage is not None and (cached := usage.cached_tokens) is not None:
-                spent += b',"tokens_cached":%d' % cached
-        cost: int | None = None
-        if self.booking is not None:
-            booked = self.booking.settle(x, outcome, count)
-            cost = booked.cost
-            if booked.cost is not None:
-                spent += b',"cost_nano":%d' % booked.cost
-        if x.held is not None and self.holding is not None:
-            self.holding.end(x, tokens, cost)
-        if not self._log.enabled:
-            return
-        if x.first_content_at:
-            spent += b',"ttft_ms":%.1f' % ((x.first_content_at - x.received_at) * 1000)
-        if self.shows_bodies:
-            shown = (x.request.body[:SHOWN], x.shown)
-            asked, answered = (msgspec.json.encode(text.decode("utf-8", "replace")) for text in shown)
-            spent += b',"body":%b,"answer":%b' % (asked, answered)
-        if x.believed:
-            spent += b',"believed_cached":%d' % x.believed
-        if x.legs is not None and x.legs.prefill is not None:
-            spent += b',"prefill":"%b"' % x.legs.prefill.name.encode()
-        if x.refusal is not None:
-            spent += b',"code":%b,"why":%b' % (
-                msgspec.json.encode(x.refusal.code),
-                msgspec.json.encode(errors.shown(x.refusal.message, 300)),
-            )
-        caller = x.front.caller
-        self._log.add(
-            b'{"ts":"%b","level":"info","msg":"request","id":"%b",%b,%b,"status":%d,"outcome":"%b","engine":"%b",'
-            b'"stream":%b,"attempts":%d,"settled":"%b","ms":%.1f,"bytes_in":%d,"bytes_out":%d,"peer":"%b"%b}'
-            % (
-                self._stamp(time.time()),
-                x.request_id,
-                series.logged,
-                caller.logged if caller is not None else _NOBODY,
-                x.status,
-                outcome.encode(),
-                x.engine.encode(),
-                b"true" if x.stream else b"false",
-                x.attempts,
-                settled,
-                seconds * 1000,
-                len(x.request.body),
-                x.reply.sent,
-                x.request.peer.address.encode(),
-                spent,
-            )
-        )
-
-    def _count(self, x: Exchange, said: int) -> Count:
-        """What its last attempt came to; what that says of estimates is learned."""
-        handle = self.fleet.handles.get(x.engine)
-        count = count_of(x, x.outcome, said, handle.per_event if handle is not None else 1.0)
-        if count.exact:
-            tokens, events = count.tokens, x.events
-            if events > _TELLING and handle is not None and x.outcome is _OK:
-                handle.per_event += _LEARNS * (tokens.completion / events - handle.per_event)
-            if x.counted is not UNCOUNTED and tokens.prompt > 0:
-                self.tokens.learn(x.entry.target, x.counted, tokens.prompt)
-        return count
-
     def note_progress(self, now: float) -> None:
         """For the ticker."""
         if self.booking is not None:
@@ -432,44 +344,6 @@ class Gateway:
         self.ticker.remove(self.drains.sweep)
         self.drains.close()
         await self.aborts.close()
-
-    def _plain(
-        self,
-        request: Request,
-        front: Front | None,
-        request_id: bytes,
-        status: int,
-        refusal: Refusal | None,
-        began: float,
-    ) -> None:
-        """A request that never became an exchange."""
-        route = "-" if front is None else front.route.name if front.answer is None else "other"
-        class_ = front.class_.value if front is not None else "-"
-        outcome = refusal.outcome if refusal is not None else _OK
-        self.telemetry.requests.series(route, "-", class_, outcome.value).add()
-        if not self._log.enabled:
-            return
-        caller = front.caller if front is not None else None
-        who = caller.logged if caller is not None else _NOBODY
-        if refusal is not None and refusal.key_id:
-            who = b'"key":%b,"org":"-"' % msgspec.json.encode(refusal.key_id)
-        code = b',"code":%b' % msgspec.json.encode(refusal.code) if refusal is not None else b""
-        self._log.add(
-            b'{"ts":"%b","level":"info","msg":"request","id":"%b","method":"%b","path":%b,%b,"status":%d,"outcome":"%b",'
-            b'"ms":%.1f,"peer":"%b"%b}'
-            % (
-                self._stamp(time.time()),
-                request_id,
-                request.method,
-                msgspec.json.encode(errors.shown(request.path.decode("latin-1"), 200)),
-                who,
-                status,
-                outcome.encode(),
-                (monotonic() - began) * 1000,
-                request.peer.address.encode(),
-                code,
-            )
-        )
 
     def __repr__(self) -> str:
         return f"<Gateway {len(self.live)} live>"

@@ -414,7 +414,7 @@ class Exchange(Attempts):
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.end(self)
         self.gateway.live.discard(self)
-        self.gateway.settled(self)
+        self.gateway.settling.settled(self)
         reply = self.reply
         reply.on_gone = reply.on_pause = reply.on_resume = None
 

@@ -36,6 +36,7 @@ class Front:
         "series",
         "session",
         "tags",
+        "usage",
     )
 
     def __init__(
@@ -51,6 +52,7 @@ class Front:
         explains: bool = False,
         session: int = 0,
         tags: Labels = (),
+        usage: bool = False,
         answer: Callable[[Request], Answer] | None = None,
     ) -> None:
         self.generation = generation
@@ -66,6 +68,8 @@ class Front:
         """A number that the requests of its session share; 0: it is of none."""
         self.tags = tags
         """Of its header: what costs are allocated by."""
+        self.usage = usage
+        """It asks what its caller has used."""
         self.answer = answer
         self.limited = caller is not None and caller.expires != float("inf")
         self.entry: Entry | None = None

@@ -35,11 +35,12 @@ from forebay.gateway.holding import Holding
 from forebay.gateway.kv_events import KvFeeds, ToPolicy
 from forebay.gateway.recorder import Recorder, recorded
 from forebay.gateway.telemetry import Telemetry
+from forebay.gateway.usage_answer import UsageAnswers
 from forebay.ledger.pricing import PriceBook
 from forebay.policy.placement import RoundRobin
 from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.live import at_start
-from forebay.state.messages import Drain, Ready, Reload, SetKeys, Start, keys_snapshot, worker_socket
+from forebay.state.messages import Drain, Ready, Reload, SetKeys, Start, admin_socket, keys_snapshot, worker_socket
 from forebay.wire.server import Server
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
@@ -89,6 +90,7 @@ class Worker:
             prices = PriceBook.from_json(self._start.prices)
             gateway.booking = open_books(config, prices, self._start.index, loop)
             gateway.holding = Holding(gateway, config)
+            gateway.usage = UsageAnswers(admin_socket(config.state_dir), tasks, time.monotonic)
             ticker.add(gateway.note_progress)
         engines, draining, wrong = at_start(config.state_dir, os.environ)
         for problem in wrong:
