@@ -15,8 +15,12 @@ import pytest
 from forebay.errors import Refusal
 from forebay.gateway import usage_answer
 from forebay.gateway.callers import Caller
-from forebay.gateway.usage_answer import FLIGHTS, KEPT, MOST_BYTES, MOST_KEPT, WAITING, LimitUse, UsageAnswers
+from forebay.gateway.usage_answer import FLIGHTS, KEPT, MOST_BYTES, MOST_KEPT, WAITING, UsageAnswers
+from forebay.gateway.usage_limits import LimitUse, limits_of
+from forebay.ledger.gates import Who
+from forebay.ledger.limits import Held, Limits
 from forebay.ledger.records import KeyRecord
+from forebay.ledger.rules import Level, Rule, Unpriced
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
 from forebay.wire.tasks import Tasks
@@ -136,7 +140,7 @@ def test_an_answer_has_the_limits_as_they_are_now() -> None:
             assert found["target"] == "/usage/key?id=config%3Aa%20b"
             assert found["limits"] == [
                 {"name": "team", "scope": "project acme/rag", "measure": "money_per_day", "used": "1.50",
-                 "limit": "5.00", "remaining": "3.50", "reset": "2026-12-01T00:00:00Z"}
+                 "limit": "5.00", "remaining": "3.50", "reset": "2026-12-01T00:00:00Z", "models": []}
             ]  # fmt: skip
             assert seen == [(200, None)]
 
@@ -260,3 +264,41 @@ def test_a_client_that_left_gets_nothing_and_nobody_without_a_key_may_ask() -> N
             assert e.value.status == 401
 
     asyncio.run(go())
+
+
+def test_limits_are_shown_as_holds_see_them() -> None:
+    wall, day = 1_795_900_000.0, 86_400.0
+    rule = Rule(
+        name="team",
+        each=Level.PROJECT,
+        requests_per_minute=60,
+        concurrent=5,
+        tokens_per_day=1_000,
+        money_per_month=2_000_000_001,
+        unpriced=Unpriced.PASS,
+    )
+    model = Rule(name="dear", each=Level.KEY, models=("gpt",), tokens_per_minute=600)
+    users = Rule(name="users", each=Level.END_USER, tokens_per_day=5)
+    limits = Limits()
+    limits.configure((rule, model, users), 0.0, wall)
+    gate = limits.gate(Who("k1", "n", "acme", "d", "rag"))
+    assert {use.used for use in limits_of(limits, gate, 0.0, wall)} == {0, "0.00"}
+    held = [limits.hold(gate, "gpt", 10, 90, None, "", 0.0, wall) for _ in range(2)]
+    first = held[0]
+    assert isinstance(first, Held)
+    limits.settle(first, 50, 1_000_000_000, 0.5)
+    uses = {use.measure: use for use in limits_of(limits, gate, 1.0, wall)}
+    assert {m: (u.used, u.limit, u.remaining) for m, u in uses.items()} == {
+        "requests_per_minute": (1, 60, 59),  # two, of which one drained in the second
+        "concurrent": (1, 5, 4),
+        "tokens_per_day": (150, 1_000, 850),
+        "money_per_month": ("1.00", "2.000000001", "1.000000001"),
+        "tokens_per_minute": (140, 600, 460),
+    }
+    assert uses["concurrent"].reset is None
+    assert uses["tokens_per_day"].reset == "2026-11-29T00:00:00Z"
+    assert uses["money_per_month"].reset == "2026-12-01T00:00:00Z"
+    assert (uses["tokens_per_minute"].scope, uses["tokens_per_minute"].models) == ("key k1", ("gpt",))
+    tomorrow = {use.measure: use for use in limits_of(limits, gate, day, wall + day)}
+    assert (tomorrow["tokens_per_day"].used, tomorrow["requests_per_minute"].used) == (0, 0)
+    assert tomorrow["tokens_per_day"].reset == "2026-11-30T00:00:00Z"

@@ -19,6 +19,7 @@ import msgspec
 from forebay import errors
 from forebay.errors import Refusal
 from forebay.gateway.callers import Caller
+from forebay.gateway.usage_limits import LimitUse
 from forebay.wire.reply import Reply
 from forebay.wire.tasks import Tasks
 
@@ -34,19 +35,6 @@ MOST_BYTES: Final = 256 * 1024
 _JSON: Final = b"content-type: application/json\r\ncache-control: private, no-store\r\n"
 
 Found = Callable[[bytes | Refusal], None]
-
-
-class LimitUse(msgspec.Struct, frozen=True):
-    """What one limit of the caller is at. Money is in units of the currency, as text; the rest are counts."""
-
-    name: str
-    scope: str
-    measure: str
-    used: int | str
-    limit: int | str
-    remaining: int | str
-    reset: str | None = None
-    """ISO 8601 in UTC; None for what never resets (requests at once)."""
 
 
 class _NoAnswer(Exception):
