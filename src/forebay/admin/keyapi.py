@@ -4,7 +4,7 @@
 `GET /keys` → {"keys": [record, …]}
 `POST /keys/{id}/revoke` → {"record": …, "workers": …}
 
-Beside them the routes of engineapi.
+Beside them the routes of engineapi and alertapi.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from forebay.errors import Refusal
 from forebay.ledger.records import as_json
 
 
-def private_app(state: GatewayState, keys: Keys, engines: Engines, clock: Clock) -> Starlette:
+def private_app(
+    state: GatewayState, keys: Keys, engines: Engines, clock: Clock, *more: dict[str, dict[str, Endpoint]]
+) -> Starlette:
+    """`more`: other routes, as `public.build` takes them."""
+
     async def create(request: Request) -> Response:
         fields = await json_object(request, "the fields of a key")
         from forebay.ledger.keystore import BadField
@@ -60,6 +64,7 @@ def private_app(state: GatewayState, keys: Keys, engines: Engines, clock: Clock)
             "/keys": {"GET": _explained(listing), "POST": _explained(create)},
             "/keys/{id}/revoke": {"POST": _explained(revoke)},
             **engine_routes(engines),
+            **{path: methods for routes in more for path, methods in routes.items()},
         }
     )
 

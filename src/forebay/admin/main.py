@@ -1,8 +1,9 @@
 """The admin process: `python -m forebay.admin.main`, started by the supervisor of `forebay serve`.
 
 Theory of operation. One event loop; everything that may block (the database, files) is on `Threads`. The tasks are:
-the channel to the supervisor, a link to each worker, the keys, the keeper of the sums, and two listeners (the admin
-port and `admin.sock`). End of file or SIGTERM sets `leave`, and all of them end; the process then exits with 0.
+the channel to the supervisor, a link to each worker, the keys, the keeper of the sums, the alerts, and two listeners
+(the admin port and `admin.sock`). End of file or SIGTERM sets `leave`, and all of them end; the process then exits with
+0.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Final
 import uvloop
 from pydantic import ValidationError
 
+from forebay.admin.alertapi import alert_routes
+from forebay.admin.alerting import Alerting
+from forebay.admin.alerts import make_alerting, rules_of
 from forebay.admin.engines import Engines
 from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
@@ -84,14 +88,16 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     state = GatewayState(config, start.boot, WORKERS)
     clock = SystemClock()
     keys = Keys(config.database, config.state_dir, state.workers, clock)
+    alerting = make_alerting(state, keys, clock)
     public = Server(public_app(state, keys), socket.socket(fileno=start.fds[0]))
-    servers = (public, Server(private_app(state, keys, Engines(state), clock), unix))
+    servers = (public, Server(private_app(state, keys, Engines(state), clock, alert_routes(alerting)), unix))
     async with asyncio.TaskGroup() as group:
         background = [
             *state.workers.start(group),
             group.create_task(keys.run(), name="keys"),
             group.create_task(_keep(state), name="sums"),
-            group.create_task(_follow(channel, state, leave), name="channel"),
+            group.create_task(alerting.run(), name="alerts"),
+            group.create_task(_follow(channel, state, alerting, leave), name="channel"),
         ]
         listeners = [group.create_task(server.run_until_stopped()) for server in servers]
         for server in servers:
@@ -104,6 +110,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
         await asyncio.wait(listeners)
         for task in background:
             task.cancel()
+    await alerting.close()
     await state.save()
     await keys.close()
     admin_socket(config.state_dir).unlink(missing_ok=True)
@@ -119,7 +126,7 @@ async def _first(channel: Channel, leave: asyncio.Event) -> Start | None:
     return message
 
 
-async def _follow(channel: Channel, state: GatewayState, leave: asyncio.Event) -> None:
+async def _follow(channel: Channel, state: GatewayState, alerting: Alerting, leave: asyncio.Event) -> None:
     """The supervisor's messages until it has gone."""
     try:
         while (message := await channel.receive()) is not None:
@@ -127,7 +134,7 @@ async def _follow(channel: Channel, state: GatewayState, leave: asyncio.Event) -
                 case Draining():
                     state.draining = True
                 case Reload(config):
-                    _reload(state, config)
+                    _reload(state, alerting, config)
                 case other:
                     _log.warning("the supervisor sent %s, which is not for this process", type(other).__name__)
     except ChannelBroken as e:
@@ -136,7 +143,7 @@ async def _follow(channel: Channel, state: GatewayState, leave: asyncio.Event) -
         leave.set()
 
 
-def _reload(state: GatewayState, text: str) -> None:
+def _reload(state: GatewayState, alerting: Alerting, text: str) -> None:
     try:
         config = _config(text)
     except CannotStart as e:
@@ -147,6 +154,7 @@ def _reload(state: GatewayState, text: str) -> None:
             _log.warning("reload: a change of %s needs a restart of `forebay serve`", field)
     logs.configure(config.logging)
     state.config = config
+    alerting.configure(rules_of(config))
 
 
 async def _keep(state: GatewayState) -> None:

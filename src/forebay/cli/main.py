@@ -34,6 +34,7 @@ COMMANDS = MappingProxyType(
         "check": Command("forebay.cli.check", "command", "Check a configuration file and name every problem in it."),
         "schema": Command("forebay.cli.schema", "command", "Print the JSON Schema of the configuration, for editors."),
         "key": Command("forebay.cli.key", "app", "Create, list and revoke API keys."),
+        "alerts": Command("forebay.cli.alerts", "app", "List alerts, and test the receivers of alerts."),
         "launch": Command(
             "forebay.cli.launch",
             "command",

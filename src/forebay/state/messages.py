@@ -219,6 +219,11 @@ def live_engines(state_dir: Path) -> Path:
     return state_dir / "engines.json"
 
 
+def alerts_outbox(state_dir: Path) -> Path:
+    """Alerts that receivers have still to get."""
+    return state_dir / "alerts.json"
+
+
 def keys_snapshot(state_dir: Path) -> Path:
     """The last key list (hashes only), so that a worker can start while the database or the admin process is gone.
 
