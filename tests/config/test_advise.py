@@ -34,6 +34,16 @@ CASES = {
          "3: engines[0].api_key: warning: the key is readable in the file; write ${VAR}",
          "7: callers.keys[0].key: warning: the key is readable in the file; write ${VAR}"],
     ),
+    "receivers of alerts": (
+        "engines: [{name: a, url: 'http://h'}]\nalerts:\n  receivers:\n"
+        f"    - {{name: a, url: 'http://h/x', secret: {KEY}}}\n"
+        "    - {name: b, kind: slack, url: 'http://hooks.example/T0/B0'}\n"
+        "    - {name: c, kind: slack, url: 'http://localhost/${KEY}'}\n",
+        ["4: alerts.receivers[0].secret: warning: the secret is readable in the file; write ${VAR}",
+         "5: alerts.receivers[1].url: warning: whoever reads the file can post there: slack's url is a secret; write "
+         "${VAR}",
+         "5: alerts.receivers[1].url: warning: the url, a secret, crosses the network unencrypted; use https://"],
+    ),
     "secrets from variables": (
         "database: postgresql://u:${KEY}@h/d\nengines:\n  - {name: a, url: 'https://h', api_key: '${KEY}'}\n"
         "callers:\n  keys:\n    - {name: k, key: '${KEY}'}\n",

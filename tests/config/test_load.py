@@ -80,11 +80,11 @@ BAD = [
     Bad("unknown keys", "listners: []\nengines:\n  - name: a\n    url: http://h\n    apikey: sk-secret\nzzz: 1\n",
         ["1: listners: unknown key; did you mean listeners? (allowed listeners, admin, state_dir, database, engines, "
          "engines_file, health, models, callers, limits, timeouts, retries, cors, logging, metrics, admission, "
-         "placement, disaggregation, ledger, quotas)",
+         "placement, disaggregation, ledger, quotas, alerts)",
          f"5: engines[0].apikey: unknown key; did you mean api_key? (allowed {ENGINE})",
          "6: zzz: unknown key (allowed listeners, admin, state_dir, database, engines, "
          "engines_file, health, models, callers, limits, timeouts, retries, cors, logging, metrics, admission, "
-         "placement, disaggregation, ledger, quotas)"]),
+         "placement, disaggregation, ledger, quotas, alerts)"]),
     Bad("missing", "engines:\n  - kind: vllm\n",
         [f"2: engines[0].name: missing (allowed {NAME})",
          "2: engines[0].url: missing "
@@ -104,6 +104,27 @@ BAD = [
          "7: timeouts.body: out of range (found nan; allowed a number over 0 up to 86,400)",
          "9: retries.budget: out of range (found 1.5; allowed a number from 0 to 1)",
          "10: retries.attempts: not a whole number (found 2.5; allowed a whole number from 1 to 10)"]),
+    Bad("receivers of alerts", "alerts:\n  receivers:\n    - {name: a, url: ftp://h/token}\n"
+        "    - {name: a, url: 'https://u:pw@h/token', secret: short}\n"
+        "    - {name: b, url: 'http://h', secret: tooshort}\n"
+        "    - {name: c, kind: slack, url: 'https://h', secret: 0123456789abcdefghij}\n"
+        "    - {name: d, kind: pigeon, url: 'https://h', rules: [burst, gust]}\n"
+        "    - {name: e, url: 'http://h', secret: 'whsec_?'}\n",
+        ["3: alerts.receivers[0].url: a receiver's url starts with http:// or https:// and names a host (found a value "
+         "that is not shown)",
+         "4: alerts.receivers[1].url: a receiver's url has no fragment, user or password (found a value that is not "
+         "shown)",
+         "4: alerts.receivers[1].name: another receiver has this name: alerts.receivers[0].name on line 3 (found 'a')",
+         "7: alerts.receivers[4].kind: not one of the choices (found 'pigeon'; allowed webhook, slack, feishu, "
+         "dingtalk)",
+         "7: alerts.receivers[4].rules[1]: not one of the choices; did you mean burst? (found 'gust'; allowed "
+         "quota_near, quota_reached, burst, budget_forecast, unpriced_model, spend_anomaly, ledger_trouble)"]),
+    Bad("secrets of receivers", "alerts:\n  receivers:\n    - {name: b, url: 'http://h', secret: tooshort}\n"
+        "    - {name: c, kind: slack, url: 'https://h', secret: 0123456789abcdefghij}\n"
+        "    - {name: e, url: 'http://h', secret: 'whsec_?'}\n",
+        ["3: alerts.receivers[0]: a secret is at least 16 characters long",
+         "4: alerts.receivers[1]: Slack's webhooks have no secret but their url: leave secret out",
+         "5: alerts.receivers[2]: a secret that begins with whsec_ goes on in base64"]),
     Bad("types", "engines: http://h\nlimits: 3\ntimeouts:\n  idle: soon\nlogging:\n  requests: maybe\ncors:\n"
         "  origins: {a: b}\nmodels: [a]\nstate_dir: 3\n",
         ["1: engines: not a list (found 'http://h'; allowed a list, each a mapping with the keys " + ENGINE + ")",

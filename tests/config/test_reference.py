@@ -24,6 +24,10 @@ ENV = {
     "BATCH_KEY": "0123456789abcdefghij",
     "DATABASE_URL": "sqlite:///x",
     "TLS_KEY_PASSWORD": "sesame",
+    "OPS_HOOK": "https://hooks.example/forebay",
+    "OPS_SECRET": "0123456789abcdefghij",
+    "FEISHU_HOOK": "https://robots.example/hook/1",
+    "FEISHU_SECRET": "sesame",
 }
 
 

@@ -4,7 +4,7 @@
 `GET /keys` → {"keys": [record, …]}
 `POST /keys/{id}/revoke` → {"record": …, "workers": …}
 
-Beside them the routes of engineapi and of usage.
+Beside them the routes of engineapi, alertapi and of usage.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from forebay import errors
 from forebay.admin.engineapi import engine_routes
 from forebay.admin.engines import Engines
 from forebay.admin.keys import Keys
-from forebay.admin.public import build, explained, json_object
-from forebay.admin.usage import UsageReports, usage_routes
+from forebay.admin.public import Endpoint, build, explained, json_object
 from forebay.admin.view import GatewayState
 from forebay.clock import Clock
 from forebay.errors import Refusal
 from forebay.ledger.records import as_json
 
 
-def private_app(state: GatewayState, keys: Keys, engines: Engines, usage: UsageReports, clock: Clock) -> Starlette:
+def private_app(
+    state: GatewayState, keys: Keys, engines: Engines, clock: Clock, *more: dict[str, dict[str, Endpoint]]
+) -> Starlette:
+    """`more`: other routes, as `public.build` takes them."""
+
     async def create(request: Request) -> Response:
         fields = await json_object(request, "the fields of a key")
         from forebay.ledger.keystore import BadField
@@ -61,7 +64,7 @@ def private_app(state: GatewayState, keys: Keys, engines: Engines, usage: UsageR
             "/keys": {"GET": explained(listing), "POST": explained(create)},
             "/keys/{id}/revoke": {"POST": explained(revoke)},
             **engine_routes(engines),
-            **usage_routes(usage),
+            **{path: methods for routes in more for path, methods in routes.items()},
         }
     )
 

@@ -1,9 +1,9 @@
 """The admin process: `python -m forebay.admin.main`, started by the supervisor of `forebay serve`.
 
 Theory of operation. One event loop; everything that may block (the database, files) is on `Threads`. The tasks are:
-the channel to the supervisor, a link to each worker, the keys, the ledger's intake, the keeper of the sums, and two
-listeners (the admin port and `admin.sock`). End of file or SIGTERM sets `leave`, and all of them end; the process then
-exits with 0.
+the channel to the supervisor, a link to each worker, the keys, the ledger's intake, the keeper of the sums, the alerts,
+and two listeners (the admin port and `admin.sock`). End of file or SIGTERM sets `leave`, and all of them end; the
+process then exits with 0.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from typing import Final
 import uvloop
 from pydantic import ValidationError
 
+from forebay.admin.alertapi import alert_routes
+from forebay.admin.alerting import Alerting
+from forebay.admin.alerts import make_alerting, rules_of
 from forebay.admin.engines import Engines
 from forebay.admin.ingest import Ingest
 from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
 from forebay.admin.public import public_app
 from forebay.admin.serving import Server
-from forebay.admin.usage import UsageReports, usage_endpoint
+from forebay.admin.usage import UsageReports, usage_endpoint, usage_routes
 from forebay.admin.view import GatewayState, private_folder
 from forebay.clock import SystemClock
 from forebay.config.models import Config
@@ -89,18 +92,21 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     clock = SystemClock()
     keys = Keys(config.database, config.state_dir, state.workers, clock)
     usage = UsageReports(state, clock)
+    alerting = make_alerting(state, keys, clock)
     ledger = config.ledger
     if ledger.enabled:
         state.ledger = Ingest(config.database, config.state_dir, ledger.currency, WORKERS, clock, lambda: keys.status)
     public = Server(public_app(state, keys, usage_endpoint(usage)), socket.socket(fileno=start.fds[0]))
-    servers = (public, Server(private_app(state, keys, Engines(state), usage, clock), unix))
+    more = (alert_routes(alerting), usage_routes(usage))
+    servers = (public, Server(private_app(state, keys, Engines(state), clock, *more), unix))
     async with asyncio.TaskGroup() as group:
         background = [
             *state.workers.start(group),
             group.create_task(keys.run(), name="keys"),
             *([group.create_task(state.ledger.run(), name="ledger")] if state.ledger is not None else []),
             group.create_task(_keep(state), name="sums"),
-            group.create_task(_follow(channel, state, leave), name="channel"),
+            group.create_task(alerting.run(), name="alerts"),
+            group.create_task(_follow(channel, state, alerting, leave), name="channel"),
         ]
         listeners = [group.create_task(server.run_until_stopped()) for server in servers]
         for server in servers:
@@ -113,6 +119,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
         await asyncio.wait(listeners)
         for task in background:
             task.cancel()
+    await alerting.close()
     await state.save()
     await usage.close()
     if state.ledger is not None:
@@ -131,7 +138,7 @@ async def _first(channel: Channel, leave: asyncio.Event) -> Start | None:
     return message
 
 
-async def _follow(channel: Channel, state: GatewayState, leave: asyncio.Event) -> None:
+async def _follow(channel: Channel, state: GatewayState, alerting: Alerting, leave: asyncio.Event) -> None:
     """The supervisor's messages until it has gone."""
     try:
         while (message := await channel.receive()) is not None:
@@ -139,7 +146,7 @@ async def _follow(channel: Channel, state: GatewayState, leave: asyncio.Event) -
                 case Draining():
                     state.draining = True
                 case Reload(config):
-                    _reload(state, config)
+                    _reload(state, alerting, config)
                 case other:
                     _log.warning("the supervisor sent %s, which is not for this process", type(other).__name__)
     except ChannelBroken as e:
@@ -148,7 +155,7 @@ async def _follow(channel: Channel, state: GatewayState, leave: asyncio.Event) -
         leave.set()
 
 
-def _reload(state: GatewayState, text: str) -> None:
+def _reload(state: GatewayState, alerting: Alerting, text: str) -> None:
     try:
         config = _config(text)
     except CannotStart as e:
@@ -160,6 +167,7 @@ def _reload(state: GatewayState, text: str) -> None:
             _log.warning("reload: a change of %s needs a restart of `forebay serve`", field)
     logs.configure(config.logging)
     state.config = config
+    alerting.configure(rules_of(config))
 
 
 async def _keep(state: GatewayState) -> None:

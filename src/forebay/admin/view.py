@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -100,6 +101,8 @@ class GatewayState:
         self._unsaved = ""
         self.ledger: Ingest | None = None
         """None where the ledger is not enabled."""
+        self.own: list[Callable[[], tuple[FamilySnapshot, ...]]] = []
+        """What else this process counts. Its counters go on over a restart."""
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         role = _role(snapshot.index)
@@ -108,8 +111,9 @@ class GatewayState:
     async def scrape(self, keys: Keys) -> tuple[FamilySnapshot, ...]:
         """Every family, as fresh as the workers answer."""
         await self.workers.fresh(SCRAPE)
-        own = process_families("admin", os.getpid()) + (self.ledger.families() if self.ledger is not None else ())
-        self._sums.report("admin", self._own_boot, own)
+        own = tuple(family for families in self.own for family in families())
+        own += self.ledger.families() if self.ledger is not None else ()
+        self._sums.report("admin", self._own_boot, process_families("admin", os.getpid()) + own)
         self._sums.report("supervisor", self._boot, process_families("supervisor", os.getppid()))
         living = ["admin", "supervisor", *(_role(link.index) for link in self.workers.links if link.up)]
         total = self._sums.total(living)

@@ -36,6 +36,7 @@ COMMANDS = MappingProxyType(
         "key": Command("forebay.cli.key", "app", "Create, list and revoke API keys."),
         "usage": Command("forebay.cli.usage", "app", "Show who used what, and what it cost."),
         "ledger": Command("forebay.cli.ledger", "app", "Verify the ledger's books, and see how far they are."),
+        "alerts": Command("forebay.cli.alerts", "app", "List alerts, and test the receivers of alerts."),
         "launch": Command(
             "forebay.cli.launch",
             "command",

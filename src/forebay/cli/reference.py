@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import forebay
 from forebay import errors
+from forebay.admin.alerts import make_alerting
 from forebay.admin.keys import Keys
 from forebay.admin.metrics import exposition
 from forebay.admin.view import GatewayState
@@ -137,8 +138,8 @@ addresses as Host.
 
 The Unix socket `run/admin.sock` in the state directory manages keys and engines, for the user that runs Forebay: `POST
 /keys`, `GET /keys`, `POST /keys/ID/revoke`; `GET /engines`, `POST /engines`, `POST /engines/NAME/drain`, `POST
-/engines/NAME/resume`, `DELETE /engines/NAME`. `forebay key` and `forebay engines` talk to it. `GET /usage` is the report
-of the admin port; `GET /usage/key` is what workers ask."""
+/engines/NAME/resume`, `DELETE /engines/NAME`; `GET /alerts`, `POST /alerts/test`. `forebay key`, `forebay engines` and
+`forebay alerts` talk to it. `GET /usage` is the report of the admin port; `GET /usage/key` is what workers ask."""
 
 
 def _headers() -> Iterator[str]:
@@ -360,7 +361,7 @@ configuration; `kind` is `prompt` or `completion`; `decision` is `admit`, `wait`
 `status_4xx`, `status_5xx`, `overloaded`, `error_event`, `empty_stream`, `not_json`, `not_foldable`, `coding`, `too_large`,
 `event_too_large`, `error_too_large`, `other_model`, `stalled`; `event` is why a breaker opened, `failures` or `stalled`, or
 `closed`; `prompt` is `prefill_engine` or `whole`; `reservation` is `safe`, `waited` or `degraded`; `tokens` is `all`, `believed_cached` or `cached`; `how` is `exact` or
-`estimated`, and of aborts `told`, `failed` or `left_out`; `code` is a refusal's; `state` is a state of
+`estimated`, and of aborts `told`, `failed` or `left_out`; `rule` is an [alert's type](alerts.md), `receiver` its name in the configuration, `result` is `delivered`, `again`, `refused` or `dropped`; `code` is a refusal's; `state` is a state of
 [lifecycle.py](../src/forebay/lifecycle.py), and of engines [one of these](health.md#who-gets-requests); `process` is `supervisor`, `admin` or
 `worker-0`. A family holds at most 4,096 series a worker; what is beyond is counted under `_other`."""
     yield f"""
@@ -389,6 +390,7 @@ async def _families() -> list[FamilySnapshot]:
         state = GatewayState(config, "-", 1)
         (Path(folder) / "run").mkdir()
         keys = Keys("", config.state_dir, state.workers, SystemClock())
+        make_alerting(state, keys, SystemClock())
         writer, ticker = LogWriter(2), Ticker(asyncio.get_running_loop())
         gateway = Gateway(
             config,

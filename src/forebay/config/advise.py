@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from forebay.config.alerts import ReceiverKind
 from forebay.config.document import Node, Path, Trouble
 from forebay.config.engine import Engine, EngineKind, Role
 from forebay.config.enginelist import load_list
@@ -35,6 +36,7 @@ def cautions(config: Config, tree: Node | None) -> Iterator[Trouble]:
     yield from _roles(config.engines, (*config.engines, *(e for e in listed if e.name not in names)))
     yield from _models(config)
     yield from _callers(config, tree)
+    yield from _receivers(config, tree)
     yield from _timeouts(config)
     for path, message, found in idle_settings(config):
         yield Trouble(0, path, message, found)
@@ -132,6 +134,19 @@ def _callers(config: Config, tree: Node | None) -> Iterator[Trouble]:
         if not listener.address.loopback and config.callers.anonymous.enabled:
             message = "anyone who reaches this address is served (callers.anonymous.enabled)"
             yield Trouble(0, (*at, "address"), message, str(listener.address))
+
+
+def _receivers(config: Config, tree: Node | None) -> Iterator[Trouble]:
+    for index, receiver in enumerate(config.alerts.receivers):
+        at: Path = ("alerts", "receivers", index)
+        robot = receiver.kind is not ReceiverKind.WEBHOOK
+        if _in_the_open(tree, (*at, "secret")):
+            yield Trouble(0, (*at, "secret"), "the secret is readable in the file; write ${VAR}")
+        if robot and _in_the_open(tree, (*at, "url")):
+            message = f"whoever reads the file can post there: {receiver.kind}'s url is a secret; write ${{VAR}}"
+            yield Trouble(0, (*at, "url"), message)
+        if robot and receiver.url.startswith("http:") and not _loopback(receiver.host):
+            yield Trouble(0, (*at, "url"), "the url, a secret, crosses the network unencrypted; use https://")
 
 
 def _timeouts(config: Config) -> Iterator[Trouble]:

@@ -34,6 +34,8 @@ def anchor_paths(tree: Node, base: Path | None) -> None:
     anchor_engines(tree, base)
     for model in _items(tree, "models"):
         anchor(model.child("tokenizer"))
+    for receiver in _items(tree, "alerts", "receivers"):
+        anchor(receiver.child("ca"))
 
 
 def _anchor_launch(launch: Node, base: Path | None) -> None:
@@ -58,6 +60,6 @@ def _anchored(text: str, base: Path | None) -> str:
     return str(base / path) if base else str(path)
 
 
-def _items(tree: Node, section: str) -> list[Node]:
-    node: Any = tree.child(section)
+def _items(tree: Node, *section: str) -> list[Node]:
+    node: Any = tree.child(*section)
     return node.children() if node else []

@@ -28,6 +28,7 @@ def clashes(tree: Node) -> Iterator[Trouble]:
     yield from _repeated(tree, ("callers", "keys"), "key", "another key has the same text", show=False)
     yield from _repeated(tree, ("quotas",), "name", "another quota has this name")
     yield from _quotas(tree)
+    yield from _repeated(tree, ("alerts", "receivers"), "name", "another receiver has this name")
     yield from _aliases(tree)
     yield from _addresses(tree)
     yield from _any_key(tree)
@@ -183,6 +184,10 @@ def tls_files(tree: Node) -> Iterator[Trouble]:
     for listener in listeners.children() if listeners else ():
         if (tls := listener.child("tls")) is not None:
             yield from _server(tls)
+    receivers = tree.child("alerts", "receivers")
+    for receiver in receivers.children() if receivers else ():
+        if (ca := _text(receiver, "ca")) is not None:
+            yield from _certificates(ca)
     yield from engine_files(tree)
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from forebay.config.admission import Admission
+from forebay.config.alerts import Alerts
 from forebay.config.disaggregation import Disaggregation
 from forebay.config.engine import VISIBLE, Engine, Role
 from forebay.config.fit import impossible
@@ -359,6 +360,8 @@ class Config(Section):
     """Tokens and money."""
     quotas: tuple[Quota, ...] = ()
     """Who may use how much; others are set with `forebay limit`."""
+    alerts: Alerts = Alerts()
+    """Who is told when they run out, or run away."""
 
     @field_validator("listeners")
     @classmethod

@@ -15,15 +15,12 @@ from forebay.api import openai
 from forebay.config.models import Class, Config
 from forebay.gateway.callers import Caller
 from forebay.gateway.front import Front
-from forebay.gateway.usage_answer import LimitUse
+from forebay.gateway.usage_limits import LimitUse, limits_of
 from forebay.ledger import limit_words
 from forebay.ledger.enginepricing import Dearest
-from forebay.ledger.limit_state import standing_of
 from forebay.ledger.limits import Denied, Held, Limits
-from forebay.ledger.money import units
-from forebay.ledger.rules import Measure, Rule
+from forebay.ledger.rules import Rule
 from forebay.ledger.tokens import Tokens
-from forebay.ledger.windows import iso
 
 if TYPE_CHECKING:
     from forebay.gateway.app import Gateway
@@ -136,18 +133,7 @@ class Holding:
         gate = caller.gate
         if gate is None:
             gate = caller.gate = self.limits.gate(caller.who())
-        return [
-            LimitUse(
-                one.rule,
-                one.scope,
-                one.measure.value,
-                _shown(one.measure, one.used),
-                _shown(one.measure, one.limit),
-                _shown(one.measure, max(0, one.limit - one.used)),
-                iso(one.resets) if one.measure is not Measure.CONCURRENT else None,
-            )
-            for one in standing_of(self.limits, gate, now, wall)
-        ]
+        return limits_of(self.limits, gate, now, wall)
 
     def _price(self, entry: Entry, at: float) -> Dearest | None:
         booking = self._gateway.booking
@@ -159,7 +145,3 @@ def _bounded(body: openai.AnyBody, payload: bytes, most: int) -> tuple[openai.An
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     changes: dict[str, int] = {name: most}
     return msgspec.structs.replace(body, **changes), openai.with_fields(payload, {name: b"%d" % most})
-
-
-def _shown(measure: Measure, amount: int) -> int | str:
-    return str(units(amount)) if measure in (Measure.MONEY_DAY, Measure.MONEY_MONTH) else amount

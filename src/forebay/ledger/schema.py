@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from forebay.ledger.tokens import KINDS
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest migration; a test compares it with the scripts."""
 
 metadata = MetaData(
@@ -276,3 +276,15 @@ rollups = Table(
     sqlite_with_rowid=False,
 )
 """Sums of entries by `entries.at`, and of adjustments by `counts_at`, by GRAINS in UTC."""
+
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("id", String(32), primary_key=True),  # of what it is about and of its window
+    Column("owner", String(32), nullable=False),  # the state directory whose admin process delivers it
+    Column("fired", Double, nullable=False),
+    Column("rule", String(32), nullable=False),
+    Column("body", Text, nullable=False),  # `ledger.alerts.Alert` as JSON
+    Index("ix_alerts_fired", "fired"),
+)
+"""Alerts that were raised. The primary key is what makes each one host's, and once."""

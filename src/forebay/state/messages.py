@@ -231,6 +231,11 @@ def journals(state_dir: Path) -> Path:
     return state_dir / "journal"
 
 
+def alerts_outbox(state_dir: Path) -> Path:
+    """Alerts that receivers have still to get."""
+    return state_dir / "alerts.json"
+
+
 def keys_snapshot(state_dir: Path) -> Path:
     """The last key list (hashes only), so that a worker can start while the database or the admin process is gone.
 
