@@ -174,6 +174,10 @@ VOCABULARY: dict[str, Row] = {
         errors.engine_cut("The engine failed: connection reset."), 502, "api_error", "engine_cut",
         "The engine failed: connection reset.", Outcome.ENGINE_CUT,
     ),
+    "usage_unavailable": Row(
+        errors.usage_unavailable("the admin process does not answer"), 503, "api_error", "usage_unavailable",
+        "Usage cannot be looked up now: the admin process does not answer.", Outcome.INTERNAL, headers=after(1),
+    ),
     "books_full": Row(
         errors.books_full(), 503, "api_error", "ledger_full",
         "The ledger's journal is full, and nothing is served unbooked here (ledger.when_full). "

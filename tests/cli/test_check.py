@@ -27,7 +27,7 @@ PROBLEMS = """\
 {0}:5: engines[0].kind: the environment variable KIND is not set; set it or write ${{KIND:-default}}
 {0}:8: limits.pipelined: out of range (found 0; allowed a whole number from 1 to 1,000)
 {0}:9: limits.pipelnied: unknown key; did you mean pipelined? (allowed header_bytes, header_count, body_bytes, \
-response_bytes, error_bytes, event_bytes, write_buffer_bytes, connections, pipelined)
+response_bytes, error_bytes, event_bytes, write_buffer_bytes, connections, pipelined, end_users)
 """
 
 

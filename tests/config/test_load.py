@@ -105,19 +105,16 @@ BAD = [
          "9: retries.budget: out of range (found 1.5; allowed a number from 0 to 1)",
          "10: retries.attempts: not a whole number (found 2.5; allowed a whole number from 1 to 10)"]),
     Bad("receivers of alerts", "alerts:\n  receivers:\n    - {name: a, url: ftp://h/token}\n"
-        "    - {name: a, url: 'https://u:pw@h/token', secret: short}\n"
-        "    - {name: b, url: 'http://h', secret: tooshort}\n"
-        "    - {name: c, kind: slack, url: 'https://h', secret: 0123456789abcdefghij}\n"
-        "    - {name: d, kind: pigeon, url: 'https://h', rules: [burst, gust]}\n"
-        "    - {name: e, url: 'http://h', secret: 'whsec_?'}\n",
+        "    - {name: a, url: 'https://u:pw@h/token'}\n"
+        "    - {name: d, kind: pigeon, url: 'https://h', rules: [burst, gust]}\n",
         ["3: alerts.receivers[0].url: a receiver's url starts with http:// or https:// and names a host (found a value "
          "that is not shown)",
          "4: alerts.receivers[1].url: a receiver's url has no fragment, user or password (found a value that is not "
          "shown)",
          "4: alerts.receivers[1].name: another receiver has this name: alerts.receivers[0].name on line 3 (found 'a')",
-         "7: alerts.receivers[4].kind: not one of the choices (found 'pigeon'; allowed webhook, slack, feishu, "
+         "5: alerts.receivers[2].kind: not one of the choices (found 'pigeon'; allowed webhook, slack, feishu, "
          "dingtalk)",
-         "7: alerts.receivers[4].rules[1]: not one of the choices; did you mean burst? (found 'gust'; allowed "
+         "5: alerts.receivers[2].rules[1]: not one of the choices; did you mean burst? (found 'gust'; allowed "
          "quota_near, quota_reached, burst, budget_forecast, unpriced_model, spend_anomaly, ledger_trouble)"]),
     Bad("secrets of receivers", "alerts:\n  receivers:\n    - {name: b, url: 'http://h', secret: tooshort}\n"
         "    - {name: c, kind: slack, url: 'https://h', secret: 0123456789abcdefghij}\n"

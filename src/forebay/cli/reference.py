@@ -20,6 +20,7 @@ from typing import Any, Final
 import forebay
 from forebay import errors
 from forebay.admin.alerts import make_alerting
+from forebay.admin.ingest import Ingest
 from forebay.admin.keys import Keys
 from forebay.admin.metrics import exposition
 from forebay.admin.view import GatewayState
@@ -391,6 +392,7 @@ async def _families() -> list[FamilySnapshot]:
         (Path(folder) / "run").mkdir()
         keys = Keys("", config.state_dir, state.workers, SystemClock())
         make_alerting(state, keys, SystemClock())
+        state.ledger = Ingest("", config.state_dir, config.ledger.currency, 1, SystemClock(), lambda: "")
         writer, ticker = LogWriter(2), Ticker(asyncio.get_running_loop())
         gateway = Gateway(
             config,
