@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +90,17 @@ def test_the_models_refuse_it_by_themselves(config: dict[str, Any], message: str
 )
 def test_whose_use_is_counted_together(quota: dict[str, Any], each: Each) -> None:
     assert Rule.of(Quota.model_validate({"name": "q", "concurrent": 1, **quota}), "UTC").each is each
+
+
+def test_the_example_of_the_page_can_be_used() -> None:
+    page = (Path(__file__).parents[2] / "docs/quotas.md").read_text()
+    [text] = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert [q.counted for q in loads(text, "quotas.md", {}).quotas] == [
+        Each.KEY,
+        Each.DEPARTMENT,
+        Each.END_USER,
+        Each.DEPARTMENT,
+    ]
 
 
 def test_amounts_of_money_become_nano_units_exactly() -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from forebay.ledger.gates import Who
-from forebay.ledger.limit_state import BadSnapshot, Use, others, restore, snapshot, standing, standing_of
+from forebay.ledger.limit_state import BadSnapshot, Carried, Use, others, snapshot, standing, standing_of
 from forebay.ledger.limits import Denied, Held, Limits
 from forebay.ledger.rules import Level, Measure, Rule, Window
 
@@ -48,7 +48,7 @@ def test_use_survives_a_restart() -> None:
         (-5.0, {"key requests_per_minute": 1, "key tokens_per_minute": 100}),  # the clock was put back
     ):
         again = limits(WALL + later)
-        assert restore(again, data, 7_000.0, WALL + later) > 0
+        assert Carried(data).take(again, 7_000.0, WALL + later) > 0
         budgets = {"key tokens_per_day": 100, "end tokens_per_day": 100, "org tokens_per_month": 100}
         assert used(again, WALL + later, 7_000.0) == {k: v for k, v in {**budgets, **left}.items() if v}
         assert again.scopes.since == {rule.id: min(WALL, WALL + later) for rule in RULES}
@@ -58,9 +58,15 @@ def test_a_snapshot_of_rules_that_are_gone_or_new() -> None:
     book = limits(WALL)
     hold(book, WALL)
     again = limits(WALL + 5, [RULES[2], Rule(name="new", each=Level.KEY, concurrent=1)])
-    assert restore(again, snapshot(book, 0.0, WALL), 0.0, WALL + 5) == 1
+    carried = Carried(snapshot(book, 0.0, WALL))
+    assert carried.take(again, 0.0, WALL + 5) == 1
+    assert carried.take(again, 0.0, WALL + 5) == 0  # once
     assert used(again, WALL + 5) == {"org tokens_per_month": 100}
     assert again.scopes.since == {RULES[2].id: WALL, "new key": WALL + 5}
+    again.configure(RULES, 0.0, WALL + 6)  # the database's rules come later
+    assert carried.take(again, 0.0, WALL + 6) > 0
+    assert used(again, WALL + 6)["key tokens_per_day"] == 100
+    assert used(again, WALL + 6)["org tokens_per_month"] == 100
 
 
 def test_a_sliding_window_goes_on_after_a_restart() -> None:
@@ -69,18 +75,16 @@ def test_a_sliding_window_goes_on_after_a_restart() -> None:
     hold(book, WALL + 7_200, 50, now=7_200.0)
     data = snapshot(book, 7_200.0, WALL + 7_200)
     again = limits(WALL + 10_000)
-    restore(again, data, 0.0, WALL + 10_000)
+    Carried(data).take(again, 0.0, WALL + 10_000)
     assert used(again, WALL + 10_000)["end tokens_per_day"] == 150
     assert used(again, WALL + DAY + 3_600)["end tokens_per_day"] == 50
     assert "end tokens_per_day" not in used(again, WALL + DAY + 3 * 3_600)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03", b"not a snapshot"])
-def test_a_damaged_snapshot_is_said_and_changes_nothing(data: bytes) -> None:
-    book = limits(WALL)
+def test_a_damaged_snapshot_is_said(data: bytes) -> None:
     with pytest.raises(BadSnapshot, match="the snapshot of limits cannot be read"):
-        restore(book, data, 0.0, WALL)
-    assert used(book, WALL) == {}
+        Carried(data)
 
 
 def test_what_others_have_used_counts_with_one_s_own() -> None:

@@ -359,7 +359,7 @@ class Config(Section):
     ledger: Ledger = Ledger()
     """Tokens and money."""
     quotas: tuple[Quota, ...] = ()
-    """Who may use how much; others are set with `forebay limit`."""
+    """Who may use how much: docs/quotas.md. Others are set with `forebay limit`."""
     alerts: Alerts = Alerts()
     """Who is told when they run out, or run away."""
 

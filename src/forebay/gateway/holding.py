@@ -6,6 +6,9 @@ class lowered, another model asked. Each is said in a header.
 
 from __future__ import annotations
 
+import logging
+import os
+from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +21,7 @@ from forebay.gateway.front import Front
 from forebay.gateway.usage_limits import LimitUse, limits_of
 from forebay.ledger import limit_words
 from forebay.ledger.enginepricing import Dearest
+from forebay.ledger.limit_state import BadSnapshot, Carried, snapshot
 from forebay.ledger.limits import Denied, Held, Limits
 from forebay.ledger.rules import Rule
 from forebay.ledger.tokens import Tokens
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from forebay.gateway.handles import Entry
     from forebay.wire.reply import Reply
 
+log = logging.getLogger("forebay.worker")
 LONGEST_NAME: Final = 256
 """Characters of an end user's name that tell."""
 _LARGEST_MOST: Final = openai.MOST_TOKENS
@@ -52,6 +57,7 @@ class Holding:
         self.currency = config.ledger.currency
         self._gateway = gateway
         self._stored: tuple[Rule, ...] = ()
+        self._carried: Carried | None = None
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -63,8 +69,35 @@ class Holding:
         self._stored = rules
         self._apply()
 
+    def carry(self, path: Path) -> None:
+        """Go on with what a worker before this one left in a file, once: a second time it would be out of date."""
+        try:
+            data = path.read_bytes()
+            path.unlink()
+            self._carried = Carried(data)
+        except FileNotFoundError:
+            return
+        except (OSError, BadSnapshot) as e:
+            log.warning("what was used of quotas is not known from the last life, and begins anew: %s: %s", path, e)
+            return
+        self._apply()
+
+    def keep(self, path: Path) -> None:
+        """For the worker after this one."""
+        new = path.with_name(f"{path.name}.new")
+        try:
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(snapshot(self.limits, monotonic(), time()))
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        except OSError as e:
+            log.error("what was used of quotas cannot be kept for the next life: %s: %s", path, e.strerror)
+
     def _apply(self) -> None:
         self.limits.configure((*self._own, *self._stored), monotonic(), time())
+        if self._carried is not None:
+            self._carried.take(self.limits, monotonic(), time())
 
     def ask(self, reply: Reply, front: Front, body: openai.AnyBody, entry: Entry, payload: bytes, prompt: int) -> Asked:
         """Hold what it may use. Raises Refusal."""
@@ -75,6 +108,8 @@ class Holding:
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if most is not None:
             most = min(max(most, 0), _LARGEST_MOST)
+        elif not front.route.streams:
+            most = 0  # embeddings have no answer of tokens
         copies = max(1, min(body.n or 1, 1 << 20))
         gate = caller.gate
         if gate is None:

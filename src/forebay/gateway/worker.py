@@ -40,7 +40,17 @@ from forebay.ledger.pricing import PriceBook
 from forebay.policy.placement import RoundRobin
 from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.live import at_start
-from forebay.state.messages import Drain, Ready, Reload, SetKeys, Start, admin_socket, keys_snapshot, worker_socket
+from forebay.state.messages import (
+    Drain,
+    Ready,
+    Reload,
+    SetKeys,
+    Start,
+    admin_socket,
+    keys_snapshot,
+    limits_snapshot,
+    worker_socket,
+)
 from forebay.wire.server import Server
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
@@ -90,6 +100,7 @@ class Worker:
             prices = PriceBook.from_json(self._start.prices)
             gateway.booking = open_books(config, prices, self._start.index, loop)
             gateway.holding = Holding(gateway, config)
+            gateway.holding.carry(limits_snapshot(config.state_dir, self._start.index))
             gateway.usage = UsageAnswers(admin_socket(config.state_dir), tasks, time.monotonic)
             ticker.add(gateway.note_progress)
         engines, draining, wrong = at_start(config.state_dir, os.environ)
@@ -119,6 +130,8 @@ class Worker:
         listening.cancel()
         await server.close()
         await gateway.close()
+        if gateway.holding is not None:
+            gateway.holding.keep(limits_snapshot(self._config.state_dir, self._start.index))
         if gateway.booking is not None:
             await gateway.booking.close()
         await control.close()

@@ -180,7 +180,7 @@ class Scopes:
         groups: list[Group] = []
         per_end_user: list[tuple[Rule, Path]] = []
         for rule in self._candidates(gate.who):
-            path = _path(rule, gate.who)
+            path = path_of(rule, gate.who)
             if path is None:
                 continue
             if rule.each is Level.END_USER:
@@ -312,7 +312,7 @@ def _most_specific(rule: Rule) -> tuple[Level, str]:
     return Level.ALL, ""
 
 
-def _path(rule: Rule, who: Who) -> Path | None:
+def path_of(rule: Rule, who: Who) -> Path | None:
     """The scope that a caller's use counts in; without the end user's name. None: the rule does not fit the caller."""
     for level in SELECTORS:
         wanted = rule.selector(level)

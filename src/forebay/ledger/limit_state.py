@@ -1,6 +1,6 @@
 """What was used, said to others and heard from them: how limits stand, over a restart, and what other hosts have used.
 
-`snapshot` and `restore` carry use over a worker's planned restart; what was held by requests that never ended counts as
+`snapshot` and `Carried` carry use over a worker's planned restart; what was held by requests that never ended counts as
 used. Requests at once begin at none. Where a snapshot is missing (the worker was killed), or others share a rule, the
 database knows: `others` takes for each scope what all have used in its window but for what this process counted itself,
 which is what this owner made since `Limits.since` of that rule.
@@ -112,28 +112,38 @@ def snapshot(limits: Limits, now: float, wall: float) -> bytes:
     return _ENCODER.encode(Snapshot(wall, limits.scopes.since, tuple(kept)))
 
 
-def restore(limits: Limits, data: bytes, now: float, wall: float) -> int:
-    """Take up what a snapshot has of the rules in force, before the first hold. Returns how many meters that were.
-    Raises BadSnapshot, and nothing was changed."""
-    try:
-        found = _DECODER.decode(data)
-    except msgspec.DecodeError as e:
-        raise BadSnapshot(f"the snapshot of limits cannot be read: {e}") from e
-    scopes, taken = limits.scopes, 0
-    for at in scopes.since:
-        scopes.since[at] = min(scopes.since[at], found.since.get(at, scopes.since[at]))
-    for kept in found.meters:
-        m = _meter(scopes, kept, now, wall)
-        if isinstance(m, Rate):
-            m.used += max(0.0, kept.used - max(0.0, wall - found.at) * m.rate)
-        elif isinstance(m, Budget) and wall < kept.until:
-            m.used += int(kept.used)
-        elif isinstance(m, Sliding) and kept.parts:
-            m.put(kept.parts)
-        else:
-            continue
-        taken += 1
-    return taken
+class Carried:
+    """A snapshot that is being taken up: what it has of a rule counts when that rule is in force, and before its first
+    hold. Rules of the database come later than those of the configuration."""
+
+    def __init__(self, data: bytes) -> None:
+        """Raises BadSnapshot."""
+        try:
+            self._found = _DECODER.decode(data)
+        except msgspec.DecodeError as e:
+            raise BadSnapshot(f"the snapshot of limits cannot be read: {e}") from e
+        self._left = self._found.meters
+
+    def take(self, limits: Limits, now: float, wall: float) -> int:
+        """What is left of it of the rules that are in force now. Returns how many meters that were."""
+        scopes, at, taken = limits.scopes, self._found.at, 0
+        mine = [kept for kept in self._left if kept.rule in scopes.rules]
+        self._left = tuple(kept for kept in self._left if kept.rule not in scopes.rules)
+        for rule, since in self._found.since.items():
+            if rule in scopes.since:
+                scopes.since[rule] = min(scopes.since[rule], since)
+        for kept in mine:
+            m = _meter(scopes, kept, now, wall)
+            if isinstance(m, Rate):
+                m.used += max(0.0, kept.used - max(0.0, wall - at) * m.rate)
+            elif isinstance(m, Budget) and wall < kept.until:
+                m.used += int(kept.used)
+            elif isinstance(m, Sliding) and kept.parts:
+                m.put(kept.parts)
+            else:
+                continue
+            taken += 1
+        return taken
 
 
 def others(limits: Limits, uses: Iterable[Use], now: float, wall: float) -> None:

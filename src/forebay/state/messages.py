@@ -236,6 +236,11 @@ def alerts_outbox(state_dir: Path) -> Path:
     return state_dir / "alerts.json"
 
 
+def limits_snapshot(state_dir: Path, index: int) -> Path:
+    """What was used of quotas when a worker ended (`ledger.limit_state`); the next one takes it up and removes it."""
+    return state_dir / f"limits-{index}.snapshot"
+
+
 def keys_snapshot(state_dir: Path) -> Path:
     """The last key list (hashes only), so that a worker can start while the database or the admin process is gone.
 
