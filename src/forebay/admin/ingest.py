@@ -129,14 +129,16 @@ class Ingest:
 
     def _call(self) -> Swept | Exception:
         """On the thread; an exception says why it cannot be done now."""
-        from forebay.ledger.database import Database, DatabaseError
+        from forebay.ledger.database import Database, DatabaseError, DatabaseGone
         from forebay.ledger.intake import Intake
 
         try:
             if self._database is None:
                 database = Database(self._url, self._state_dir)
                 try:
-                    database.check()  # `admin.keys` makes the tables
+                    if database.file is not None and not database.file.exists():
+                        raise DatabaseGone(f"{database} is not there")  # and is not ours to make
+                    database.check()
                 except BaseException:
                     database.close()
                     raise
