@@ -34,7 +34,7 @@ from forebay.ledger import intake
 from forebay.ledger.database import Database
 intake.RUN = 7
 database = Database(sys.argv[1], Path(sys.argv[2]))
-books = intake.Intake(database, Path(sys.argv[2]), "USD", wall=lambda: 1.8e9)
+books = intake.Intake(database, Path(sys.argv[2]) / "journal", "USD", wall=lambda: 1.8e9)
 print("ready", flush=True)
 sys.stdin.readline()
 while books.sweep().more:
@@ -76,7 +76,7 @@ def test_processes_that_ingest_the_same_journals_at_once(postgres: Postgres, tmp
     done = [racer.communicate("go\n", timeout=60)[0] for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0]
     assert sum(map(int, done)) == 120
-    found = verify(database, tmp_path)
+    found = verify(database, tmp_path / "journal")
     assert (found.entries, found.cost, found.open, found.differences) == (120, 120_000, 60, 0)
     database.close()
 
@@ -90,14 +90,14 @@ def test_a_host_that_is_gone_is_settled_by_another_and_comes_back(postgres: Post
         database = Database(url, tmp_path / name)
         database.migrate()
         on_a_loop(write)(tmp_path / name / "journal" / "worker-0", 6)
-        hosts.append((database, Intake(database, tmp_path / name, "USD", wall=lambda: now[0])))
+        hosts.append((database, Intake(database, tmp_path / name / "journal", "USD", wall=lambda: now[0])))
     (database, gone), (_, lives) = hosts
     gone.sweep()
     for _ in range(25):
         lives.sweep()
         now[0] += 31
     assert lives.stand().totals.orphans == 2  # the other's, not its own
-    assert verify(database, tmp_path / "gone").open == 2
+    assert verify(database, tmp_path / "gone" / "journal").open == 2
 
     async def come_back() -> None:
         journal = opened(tmp_path / "gone" / "journal" / "worker-0", "boot-2")
@@ -108,7 +108,7 @@ def test_a_host_that_is_gone_is_settled_by_another_and_comes_back(postgres: Post
     on_a_loop(come_back)()
     gone.sweep()
     assert (gone.stand().totals.late, gone.stand().totals.again) == (0, 2)  # both say: nothing was delivered
-    found = verify(database, tmp_path / "gone")
+    found = verify(database, tmp_path / "gone" / "journal")
     assert (found.entries, found.open, found.differences) == (10, 2, 0)
     for database, _ in hosts:
         database.close()

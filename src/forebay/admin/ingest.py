@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.admin.metrics import gauge
 from forebay.admin.threads import Busy, Threads
 from forebay.clock import Clock
-from forebay.state.messages import FamilySnapshot
+from forebay.state.messages import FamilySnapshot, journals
 
 if TYPE_CHECKING:  # SQLAlchemy: imported on the thread
     from forebay.ledger.database import Database
@@ -148,7 +148,7 @@ class Ingest:
             if self._intake is None:
                 self._intake = Intake(
                     self._database,
-                    self._state_dir,
+                    journals(self._state_dir),
                     self._currency,
                     wall=self._clock.wall,
                     alive=lambda worker: worker < self._workers,
