@@ -38,7 +38,7 @@ async def write(folder: Path, count: int) -> None:
 def books(database: Database, tmp_path: Path) -> Database:
     database.migrate()
     on_a_loop(write)(tmp_path / "journal" / "worker-0", 30)
-    Intake(database, tmp_path, "USD", wall=lambda: 1_700_000_300.0).sweep()
+    Intake(database, tmp_path / "journal", "USD", wall=lambda: 1_700_000_300.0).sweep()
     return database
 
 
@@ -54,7 +54,7 @@ def spoil(database: Database, change: str) -> None:
 
 
 def test_books_that_are_right(books: Database, tmp_path: Path) -> None:
-    found = verify(books, tmp_path)
+    found = verify(books, tmp_path / "journal")
     assert [c.differences for c in found.checks if c.count] == []
     assert (found.entries, found.cost, found.adjusted, found.open) == (30, 30 * COST, -5, 1)
     assert found.tokens.total == 30 * 120
@@ -78,7 +78,7 @@ def test_books_that_are_right(books: Database, tmp_path: Path) -> None:
 )
 def test_every_kind_of_difference_is_named(books: Database, tmp_path: Path, change: str, said: str) -> None:
     spoil(books, change)
-    found = verify(books, tmp_path)
+    found = verify(books, tmp_path / "journal")
     assert found.differences
     assert any(said in difference for check in found.checks for difference in check.differences)
 
@@ -90,7 +90,7 @@ def test_the_command_says_what_was_checked(tmp_path: Path, capsys: pytest.Captur
     command = ["ledger", "status", "--state-dir", str(tmp_path)]
     assert run(command) == 0
     assert "not booked" in capsys.readouterr().out
-    Intake(database, tmp_path, "USD", wall=lambda: 1_700_000_300.0).sweep()
+    Intake(database, tmp_path / "journal", "USD", wall=lambda: 1_700_000_300.0).sweep()
     assert run([*command, "--json"]) == 0
     (journal,) = json.loads(capsys.readouterr().out)
     assert (journal["behind"], journal["records"], journal["open"], journal["why"]) == (0, 0, 1, "")

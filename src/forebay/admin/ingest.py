@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.admin.metrics import gauge
 from forebay.admin.threads import Busy, Threads
 from forebay.clock import Clock
-from forebay.state.messages import FamilySnapshot
+from forebay.state.messages import FamilySnapshot, journals
 
 if TYPE_CHECKING:  # SQLAlchemy: imported on the thread
     from forebay.ledger.database import Database
@@ -129,14 +129,16 @@ class Ingest:
 
     def _call(self) -> Swept | Exception:
         """On the thread; an exception says why it cannot be done now."""
-        from forebay.ledger.database import Database, DatabaseError
+        from forebay.ledger.database import Database, DatabaseError, DatabaseGone
         from forebay.ledger.intake import Intake
 
         try:
             if self._database is None:
                 database = Database(self._url, self._state_dir)
                 try:
-                    database.check()  # `admin.keys` makes the tables
+                    if database.file is not None and not database.file.exists():
+                        raise DatabaseGone(f"{database} is not there")  # and is not ours to make
+                    database.check()
                 except BaseException:
                     database.close()
                     raise
@@ -146,7 +148,7 @@ class Ingest:
             if self._intake is None:
                 self._intake = Intake(
                     self._database,
-                    self._state_dir,
+                    journals(self._state_dir),
                     self._currency,
                     wall=self._clock.wall,
                     alive=lambda worker: worker < self._workers,

@@ -21,6 +21,7 @@ from forebay.config.load import load_only
 from forebay.config.models import Config
 from forebay.config.problems import ConfigError
 from forebay.ledger.money import shown_money
+from forebay.state.messages import journals
 
 if TYPE_CHECKING:
     from forebay.ledger.database import Database
@@ -56,7 +57,7 @@ def verify(config: ConfigOption = None, state_dir: StateOption = None, as_json_:
     from forebay.ledger.verify import verify as verify_
 
     with _books(config, state_dir) as (loaded, database):
-        found = verify_(database, loaded.state_dir)
+        found = verify_(database, journals(loaded.state_dir))
     currency = loaded.ledger.currency
     if as_json_:
         answer = {
@@ -101,7 +102,7 @@ def status(config: ConfigOption = None, state_dir: StateOption = None, as_json_:
     from forebay.ledger.stand import stand
 
     with _books(config, state_dir) as (loaded, database):
-        found = stand(database, loaded.state_dir)
+        found = stand(database, journals(loaded.state_dir))
     if as_json_:
         print(json.dumps([{f: getattr(j, f) for f in j.__dataclass_fields__} for j in found], indent=2))
     elif found:

@@ -80,13 +80,8 @@ class Swept:
     totals: Totals = field(default_factory=Totals)
 
 
-def journals_folder(state_dir: Path) -> Path:
-    return state_dir / "journal"
-
-
-def journal_folders(state_dir: Path) -> list[Path]:
+def journal_folders(root: Path) -> list[Path]:
     """Of all workers there ever were, by number. Raises OSError."""
-    root = journals_folder(state_dir)
     if not root.is_dir():
         return []
     found = [(int(n), p) for p in root.iterdir() if (n := p.name.removeprefix("worker-")).isdecimal() and p.is_dir()]
@@ -115,19 +110,19 @@ def bytes_behind(folder: Path, position: int) -> int:
 
 
 class Intake:
-    """For one thread. `alive` says whether a worker of this number is one of this gateway's."""
+    """For one thread. `root` has the journals' folders; `alive` says whether a worker of this number is one of ours."""
 
     def __init__(
         self,
         database: Database,
-        state_dir: Path,
+        root: Path,
         currency: str,
         *,
         wall: Callable[[], float],
         alive: Callable[[int], bool] = lambda n: True,
     ) -> None:
         self._database = database
-        self._state_dir = state_dir
+        self._root = root
         self._book = Book(database, currency)
         self._wall = wall
         self._alive = alive
@@ -173,7 +168,7 @@ class Intake:
 
     def _sweep(self) -> bool:
         more = False
-        there = journal_folders(self._state_dir)
+        there = journal_folders(self._root)
         for gone in self._followed.keys() - set(there):
             del self._followed[gone]
         for folder in there:

@@ -244,7 +244,7 @@ class Run:
                     cost = estimate(texts[row.price_id], tokens)
             how = How.UNPRICED if cost is None else How.ESTIMATED
             settled = Settled(row.seq, row.reserved, tokens, how, cost, 0, Outcome.INTERNAL, note="orphan")
-            self._settled[row.seq] = (settled, row.price_id)
+            self._settled[row.seq] = (settled, row.price_id if row.progress and cost is not None else None)
 
     def book(self) -> None:
         """Write it all."""

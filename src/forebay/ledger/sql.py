@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, Column, ColumnElement, Connection, Table, any_, func, literal, select
+from sqlalchemy import ARRAY, BigInteger, Column, ColumnElement, Connection, Table, any_, exc, func, literal, select
 
 
 def among(connection: Connection, column: Column[Any], numbers: Collection[int]) -> ColumnElement[bool]:
@@ -19,8 +19,18 @@ def among(connection: Connection, column: Column[Any], numbers: Collection[int])
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
     """Rows with a value for each column."""
-    if rows:
+    if not rows:
+        return
+    if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(_insert(connection, table), list(rows))
+        return
+    try:
+        cursor: Any = connection.connection.cursor()
+        with cursor, cursor.copy(f"COPY {table.name} FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+    except connection.dialect.loaded_dbapi.Error as e:  # SQLAlchemy does not see it
+        raise exc.DBAPIError("COPY", None, e) from e
 
 
 def add_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]], added: Sequence[str]) -> None:

@@ -34,14 +34,14 @@ class JournalStand:
     """Why it cannot be read."""
 
 
-def stand(database: Database, state_dir: Path) -> list[JournalStand]:
-    """This host's journals, then those of others. Raises DatabaseError, and OSError."""
+def stand(database: Database, root: Path) -> list[JournalStand]:
+    """The journals in folders of `root`, then those of other hosts. Raises DatabaseError, and OSError."""
     with database.read() as connection:
         rows = {row.owner: row for row in connection.execute(select(journals))}
         count = select(reservations.c.journal_id, func.count()).group_by(reservations.c.journal_id)
         under_way = {number: int(n) for number, n in connection.execute(count)}
     found = []
-    for folder in journal_folders(state_dir):
+    for folder in journal_folders(root):
         one = JournalStand("", folder.name, bytes=bytes_on_disk(folder))
         found.append(one)
         try:

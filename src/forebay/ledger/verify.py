@@ -96,14 +96,14 @@ class Verified:
         return self.cost + self.adjusted
 
 
-def verify(database: Database, state_dir: Path) -> Verified:
-    """Raises DatabaseError; OSError where the journals' folder cannot be read."""
+def verify(database: Database, root: Path) -> Verified:
+    """`root` has the journals' folders. Raises DatabaseError; OSError where it cannot be read."""
     with database.read() as connection:
         if not database.sqlite:
             connection.execute(text("SET LOCAL statement_timeout = 0"))
         found = _sums(connection)
         found.checks += [_rollups(connection, grain, finer) for grain, finer in _pairs()]
-        found.checks += [_costs(connection), _attempts(connection), _positions(connection, state_dir)]
+        found.checks += [_costs(connection), _attempts(connection), _positions(connection, root)]
     return found
 
 
@@ -250,9 +250,9 @@ def _attempts(connection: Connection) -> Check:
 # --- journals --------------------------------------------------------------------------------------------------------
 
 
-def _positions(connection: Connection, state_dir: Path) -> Check:
+def _positions(connection: Connection, root: Path) -> Check:
     check = Check("journals on this host against the entries")
-    for folder in journal_folders(state_dir):
+    for folder in journal_folders(root):
         try:
             owner = owner_of(folder)
             row = connection.execute(select(journals).where(journals.c.owner == owner)).one_or_none()
