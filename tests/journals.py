@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,24 @@ from forebay.ledger.tokens import Tokens
 
 WHO = ("key-1", "app", "acme", "research", "chat", "")
 LIMIT = 16 << 20
+Live = Callable[..., dict[str, Any]]
+POINTS = [
+    (call, when, n)
+    for call, when in (
+        ("create", "before"),
+        ("create", "after"),
+        ("write", "before"),
+        ("write", "half"),
+        ("write", "after"),
+        ("sync", "before"),
+        ("sync", "after"),
+        ("rename", "before"),
+        ("rename", "after"),
+        ("sync_folder", "after"),
+    )
+    for n in ((0, 1, 3) if call in ("create", "rename", "sync_folder") else (0, 1, 4, 9, 17))
+]
+"""Where `journal_child` dies: (call of the disk, when, how many of them before)."""
 
 
 def on_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
@@ -100,3 +120,49 @@ def books(folder: Path) -> tuple[dict[int, Reserved], dict[int, Settled]]:
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+class Faulty(Disk):
+    """Fails at the calls that are named, by number from 0; "sync" may also lose what was written since the last one."""
+
+    def __init__(self, fails: set[int], error: int = errno.EIO) -> None:
+        self.fails = fails
+        self.error = error
+        self.calls = 0
+        self.safe: dict[int, int] = {}
+
+    def _call(self) -> None:
+        self.calls += 1
+        if self.calls - 1 in self.fails:
+            raise OSError(self.error, os.strerror(self.error))
+
+    def create(self, path: Path) -> int:
+        self._call()
+        fd = super().create(path)
+        self.safe[fd] = 0
+        return fd
+
+    def write(self, fd: int, data: memoryview) -> int:
+        try:
+            self._call()
+        except OSError:
+            super().write(fd, data[: len(data) // 2])
+            raise
+        return super().write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        try:
+            self._call()
+        except OSError:
+            os.ftruncate(fd, self.safe[fd])  # as a kernel that drops the pages it could not write
+            raise
+        super().sync(fd)
+        self.safe[fd] = os.fstat(fd).st_size
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._call()
+        super().rename(old, new)
+
+    def sync_folder(self, folder: Path) -> None:
+        self._call()
+        super().sync_folder(folder)

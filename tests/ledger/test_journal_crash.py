@@ -3,12 +3,7 @@ is there, everything that is there is settled once, and no number that is there 
 
 from __future__ import annotations
 
-import json
 import random
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,62 +11,7 @@ import pytest
 
 from forebay.ledger.entries import How
 from forebay.ledger.journal_format import segment_file, segments
-from journals import books, on_a_loop, opened
-
-TESTS = Path(__file__).parent.parent
-POINTS = [
-    (call, when, n)
-    for call, when in (
-        ("create", "before"),
-        ("create", "after"),
-        ("write", "before"),
-        ("write", "half"),
-        ("write", "after"),
-        ("sync", "before"),
-        ("sync", "after"),
-        ("rename", "before"),
-        ("rename", "after"),
-        ("sync_folder", "after"),
-    )
-    for n in ((0, 1, 3) if call in ("create", "rename", "sync_folder") else (0, 1, 4, 9, 17))
-]
-
-Live = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    """Lets a worker live and die on a folder; returns what it was told."""
-    child = subprocess.Popen(
-        [sys.executable, TESTS / "journal_child.py"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=TESTS,
-        text=True,
-    )
-    assert child.stdin
-    assert child.stdout
-
-    def run(folder: Path, boot: str, call: str, when: str, n: int, seed: int = 1) -> dict[str, Any]:
-        job = {"folder": str(folder), "boot": boot, "call": call, "when": when, "n": n, "seed": seed}
-        child.stdin.write(json.dumps(job) + "\n")
-        child.stdin.flush()
-        assert int(child.stdout.readline()) == -signal.SIGKILL
-        told = folder.with_name(folder.name + ".told")
-        lines = [json.loads(line) for line in told.read_text().splitlines()]
-        told.unlink()
-        return {
-            "reserved": {seq: number for what, number, seq in (x for x in lines if x[0] == "reserved")},
-            "settled": {seq: number for what, number, seq in (x for x in lines if x[0] == "settled")},
-            "committed": max((x[1] for x in lines if x[0] == "committed"), default=0),
-            "safe": {int(x[1]): x[2] for x in lines if x[0] == "safe"},
-            "named": {int(x[1]) for x in lines if x[0] == "named"},
-        }
-
-    with child:
-        yield run
-        child.stdin.close()
-        assert child.wait(20) == 0
+from journals import POINTS, Live, books, on_a_loop, opened
 
 
 async def survive(folder: Path, told: dict[str, Any], boot: str) -> None:

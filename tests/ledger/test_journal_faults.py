@@ -16,55 +16,9 @@ from forebay.ledger.journal import JournalBusy, JournalFull, State, Tuning
 from forebay.ledger.journal_disk import Disk
 from forebay.ledger.journal_format import segments
 from forebay.ledger.journal_read import find, forget
-from journals import books, committed, looking, names, on_a_loop, opened, reservation, settlement, until
+from journals import Faulty, books, committed, looking, names, on_a_loop, opened, reservation, settlement, until
 
 QUICK = Tuning(gather=0, pace=0, retry=0.001, segment_bytes=4096)
-
-
-class Faulty(Disk):
-    """Fails at the calls that are named, by number from 0; "sync" may also lose what was written since the last one."""
-
-    def __init__(self, fails: set[int], error: int = errno.EIO) -> None:
-        self.fails = fails
-        self.error = error
-        self.calls = 0
-        self.safe: dict[int, int] = {}
-
-    def _call(self) -> None:
-        self.calls += 1
-        if self.calls - 1 in self.fails:
-            raise OSError(self.error, os.strerror(self.error))
-
-    def create(self, path: Path) -> int:
-        self._call()
-        fd = super().create(path)
-        self.safe[fd] = 0
-        return fd
-
-    def write(self, fd: int, data: memoryview) -> int:
-        try:
-            self._call()
-        except OSError:
-            super().write(fd, data[: len(data) // 2])
-            raise
-        return super().write(fd, data)
-
-    def sync(self, fd: int) -> None:
-        try:
-            self._call()
-        except OSError:
-            os.ftruncate(fd, self.safe[fd])  # as a kernel that drops the pages it could not write
-            raise
-        super().sync(fd)
-        self.safe[fd] = os.fstat(fd).st_size
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._call()
-        super().rename(old, new)
-
-    def sync_folder(self, folder: Path) -> None:
-        self._call()
-        super().sync_folder(folder)
 
 
 async def run(folder: Path, disk: Disk) -> tuple[set[int], set[int]]:
