@@ -59,7 +59,7 @@ class Tuning(msgspec.Struct, frozen=True):
     pace: float = 0.005
     """Least seconds from one group to the next: an fsync takes 0.2 ms of CPU, however little it writes, and engines
     take longer than this to say their first word."""
-    segment_bytes: int = 16 << 20
+    segment_bytes: int = 8 << 20
     """Size at which a segment is followed by the next; at most a sixteenth of the journal."""
     memory_bytes: int = 32 << 20
     """Most encoded records in memory while the disk fails; only settlements of what was reserved come on top."""
