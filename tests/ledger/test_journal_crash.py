@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.ledger.entries import How
-from forebay.ledger.journal_format import segment_file, segments
-from journals import POINTS, Live, books, on_a_loop, opened
+from journals import POINTS, Live, books, on_a_loop, opened, power_off
 
 
 async def survive(folder: Path, told: dict[str, Any], boot: str) -> None:
@@ -54,19 +53,9 @@ async def test_killed_again_and_again(live: Live, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(12))
 @on_a_loop
 async def test_the_power_goes_off(live: Live, tmp_path: Path, seed: int) -> None:
-    """What was not fsynced is gone, wholly or in part, or is garbage; a rename that was not is undone."""
     folder = tmp_path / "worker-0"
     rng = random.Random(seed)
     call, when = [("write", "after"), ("sync", "before"), ("write", "half"), ("rename", "after")][seed % 4]
     told = live(folder, "boot-1", call, when, 1 + seed % 3 if call == "rename" else 2 + seed, seed)
-    for n in segments(folder):
-        path = segment_file(folder, n)
-        if n not in told["named"] and n == max(segments(folder)) and rng.random() < 0.5:
-            path.rename(path.with_suffix(".new"))
-            continue
-        data = path.read_bytes()
-        safe = told["safe"][n]
-        keep = rng.randint(safe, len(data))
-        lost = bytes(len(data) - keep) if seed % 2 else rng.randbytes(len(data) - keep)
-        path.write_bytes(data[:keep] + (lost if rng.random() < 0.7 else b""))
+    power_off(folder, told, rng)
     await survive(folder, told, "boot-2")
