@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from forebay.ledger.entries import Progress
+from forebay.ledger.entries import How, Progress
 from forebay.ledger.journal import Journal, Tuning
 from forebay.ledger.journal_disk import Disk
-from journals import reservation, settlement
+from journals import cost_of, reservation, settlement
 
 
 class Mortal(Disk):
@@ -86,6 +86,7 @@ async def live(job: dict[str, Any], told: int) -> None:
         tuning=Tuning(gather=0, pace=0, segment_bytes=4096),
         disk=disk,
     )
+    journal.recover(lambda one: (How.ESTIMATED, one.delivered))
     live: list[int] = []
     while True:
         for _ in range(rng.randrange(4)):
@@ -94,7 +95,7 @@ async def live(job: dict[str, Any], told: int) -> None:
             live.append(one.seq)
         while len(live) > rng.randrange(1, 8):
             seq = live.pop(rng.randrange(len(live)))
-            disk.say("settled", journal.settle(settlement(seq)), seq)
+            disk.say("settled", journal.settle(settlement(seq, cost_of(seq))), seq)
         if live and rng.random() < 0.3:
             journal.progress(Progress(2.0, ((live[0], rng.randrange(1, 50)),)))
         await asyncio.sleep(0.001)  # the load's pace

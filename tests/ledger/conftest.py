@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.ledger.database import Database
+from journals import Live, Lives
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -15,3 +16,10 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     database = Database(url, tmp_path)
     yield database
     database.close()
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    """Lets a worker live and die on a folder; returns what it was told."""
+    with Lives() as lives:
+        yield lives

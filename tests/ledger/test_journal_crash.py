@@ -3,75 +3,14 @@ is there, everything that is there is settled once, and no number that is there 
 
 from __future__ import annotations
 
-import json
 import random
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forebay.ledger.entries import How
-from forebay.ledger.journal_format import segment_file, segments
-from journals import books, on_a_loop, opened
-
-TESTS = Path(__file__).parent.parent
-POINTS = [
-    (call, when, n)
-    for call, when in (
-        ("create", "before"),
-        ("create", "after"),
-        ("write", "before"),
-        ("write", "half"),
-        ("write", "after"),
-        ("sync", "before"),
-        ("sync", "after"),
-        ("rename", "before"),
-        ("rename", "after"),
-        ("sync_folder", "after"),
-    )
-    for n in ((0, 1, 3) if call in ("create", "rename", "sync_folder") else (0, 1, 4, 9, 17))
-]
-
-Live = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    """Lets a worker live and die on a folder; returns what it was told."""
-    child = subprocess.Popen(
-        [sys.executable, TESTS / "journal_child.py"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=TESTS,
-        text=True,
-    )
-    assert child.stdin
-    assert child.stdout
-
-    def run(folder: Path, boot: str, call: str, when: str, n: int, seed: int = 1) -> dict[str, Any]:
-        job = {"folder": str(folder), "boot": boot, "call": call, "when": when, "n": n, "seed": seed}
-        child.stdin.write(json.dumps(job) + "\n")
-        child.stdin.flush()
-        assert int(child.stdout.readline()) == -signal.SIGKILL
-        told = folder.with_name(folder.name + ".told")
-        lines = [json.loads(line) for line in told.read_text().splitlines()]
-        told.unlink()
-        return {
-            "reserved": {seq: number for what, number, seq in (x for x in lines if x[0] == "reserved")},
-            "settled": {seq: number for what, number, seq in (x for x in lines if x[0] == "settled")},
-            "committed": max((x[1] for x in lines if x[0] == "committed"), default=0),
-            "safe": {int(x[1]): x[2] for x in lines if x[0] == "safe"},
-            "named": {int(x[1]) for x in lines if x[0] == "named"},
-        }
-
-    with child:
-        yield run
-        child.stdin.close()
-        assert child.wait(20) == 0
+from journals import POINTS, Live, books, on_a_loop, opened, power_off
 
 
 async def survive(folder: Path, told: dict[str, Any], boot: str) -> None:
@@ -114,19 +53,9 @@ async def test_killed_again_and_again(live: Live, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(12))
 @on_a_loop
 async def test_the_power_goes_off(live: Live, tmp_path: Path, seed: int) -> None:
-    """What was not fsynced is gone, wholly or in part, or is garbage; a rename that was not is undone."""
     folder = tmp_path / "worker-0"
     rng = random.Random(seed)
     call, when = [("write", "after"), ("sync", "before"), ("write", "half"), ("rename", "after")][seed % 4]
     told = live(folder, "boot-1", call, when, 1 + seed % 3 if call == "rename" else 2 + seed, seed)
-    for n in segments(folder):
-        path = segment_file(folder, n)
-        if n not in told["named"] and n == max(segments(folder)) and rng.random() < 0.5:
-            path.rename(path.with_suffix(".new"))
-            continue
-        data = path.read_bytes()
-        safe = told["safe"][n]
-        keep = rng.randint(safe, len(data))
-        lost = bytes(len(data) - keep) if seed % 2 else rng.randbytes(len(data) - keep)
-        path.write_bytes(data[:keep] + (lost if rng.random() < 0.7 else b""))
+    power_off(folder, told, rng)
     await survive(folder, told, "boot-2")

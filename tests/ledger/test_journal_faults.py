@@ -6,64 +6,19 @@ import asyncio
 import errno
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from forebay.ledger.entries import Progress
-from forebay.ledger.journal import JournalFull, State, Tuning
+from forebay.ledger.journal import JournalBusy, JournalFull, State, Tuning
 from forebay.ledger.journal_disk import Disk
 from forebay.ledger.journal_format import segments
 from forebay.ledger.journal_read import find, forget
-from journals import books, committed, looking, names, on_a_loop, opened, reservation, settlement, until
+from journals import Faulty, books, committed, looking, names, on_a_loop, opened, reservation, settlement, until
 
 QUICK = Tuning(gather=0, pace=0, retry=0.001, segment_bytes=4096)
-
-
-class Faulty(Disk):
-    """Fails at the calls that are named, by number from 0; "sync" may also lose what was written since the last one."""
-
-    def __init__(self, fails: set[int], error: int = errno.EIO) -> None:
-        self.fails = fails
-        self.error = error
-        self.calls = 0
-        self.safe: dict[int, int] = {}
-
-    def _call(self) -> None:
-        self.calls += 1
-        if self.calls - 1 in self.fails:
-            raise OSError(self.error, os.strerror(self.error))
-
-    def create(self, path: Path) -> int:
-        self._call()
-        fd = super().create(path)
-        self.safe[fd] = 0
-        return fd
-
-    def write(self, fd: int, data: memoryview) -> int:
-        try:
-            self._call()
-        except OSError:
-            super().write(fd, data[: len(data) // 2])
-            raise
-        return super().write(fd, data)
-
-    def sync(self, fd: int) -> None:
-        try:
-            self._call()
-        except OSError:
-            os.ftruncate(fd, self.safe[fd])  # as a kernel that drops the pages it could not write
-            raise
-        super().sync(fd)
-        self.safe[fd] = os.fstat(fd).st_size
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._call()
-        super().rename(old, new)
-
-    def sync_folder(self, folder: Path) -> None:
-        self._call()
-        super().sync_folder(folder)
 
 
 async def run(folder: Path, disk: Disk) -> tuple[set[int], set[int]]:
@@ -162,7 +117,7 @@ async def test_it_says_what_is_wrong_and_when_it_is_over(tmp_path: Path, caplog:
             except JournalFull:
                 await until(journal, lambda: bool(journal.why))  # the memory is full before the disk has said a word
                 journal.reserve(reservation(journal))
-    assert journal.state is State.FAILING
+    assert journal.state is State.FULL
     assert journal.why == "No space left on device"
     assert 4096 <= journal.waiting_bytes < 6000
     assert journal.refused == 2
@@ -213,3 +168,52 @@ async def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> N
     (tmp_path / "file").touch()
     with pytest.raises(Exception, match=r"file/worker-0 cannot be written to: Not a directory"):
         opened(tmp_path / "file" / "worker-0")
+
+
+@on_a_loop
+async def test_a_disk_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> None:
+    class Hanging(Disk):
+        answers = threading.Event()
+
+        def sync(self, fd: int) -> None:
+            loop.call_soon_threadsafe(asked.set)
+            assert self.answers.wait(20)
+            super().sync(fd)
+
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    disk = Hanging()
+    journal = opened(tmp_path, disk=disk, tuning=Tuning(gather=0, pace=0, slow=0, memory_bytes=1000))
+    first = reservation(journal)
+    last = journal.reserve(first)
+    await asked.wait()
+    assert journal.state is State.FAILING
+    with pytest.raises(JournalFull, match=r"the journal's disk fails \(no answer\), and \d+ bytes wait"):
+        while True:
+            journal.reserve(reservation(journal))
+    assert journal.state is State.FULL
+    last = journal.settle(settlement(first.seq))
+    assert journal.committed == 0
+    disk.answers.set()
+    await committed(journal, last)
+    assert journal.state is State.OK
+    assert await journal.close() == 0
+    assert set(books(tmp_path)[1]) == {first.seq}
+
+
+@on_a_loop
+async def test_a_disk_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    class Hanging(Disk):
+        answers = threading.Event()
+
+        def sync(self, fd: int) -> None:
+            assert self.answers.wait(20)
+
+    disk = Hanging()
+    journal = opened(tmp_path, disk=disk)
+    journal.reserve(reservation(journal))
+    assert await journal.close(seconds=0.01) == 3
+    with pytest.raises(JournalBusy):
+        opened(tmp_path)  # its thread may still write
+    disk.answers.set()
+    journal._writer.join(20)
+    os.close(journal._lock)

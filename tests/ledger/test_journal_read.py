@@ -119,9 +119,9 @@ async def test_it_goes_on_without_a_damaged_segment_where_somebody_says_so(tmp_p
     everything = list(looking(tmp_path).batches())
     for n in (2, newest):
         segment_file(tmp_path, n).write_bytes(b"gone")
-        with pytest.raises(JournalCorrupt, match=rf"rename it to 000000000{n}\.damaged to go on without"):
+        with pytest.raises(JournalCorrupt, match=rf"rename it to 000000000{n}\.damaged to go on without") as found:
             list(looking(tmp_path, position(n, 0)).batches())
-        segment_file(tmp_path, n).rename(tmp_path / f"000000000{n}.damaged")
+        assert found.value.give_up() == tmp_path / f"000000000{n}.damaged"
     assert [b.position for b in looking(tmp_path).batches()] == [
         b.position for b in everything if split(b.position)[0] not in (2, newest)
     ]
@@ -143,8 +143,9 @@ async def test_a_segment_that_is_missing_is_an_error_unless_it_was_read(tmp_path
     data = path.read_bytes()
     path.unlink()
     for since in (0, position(1, 0), position(2, 0), end_of_two - 1):
-        with pytest.raises(JournalCorrupt, match=r"0000000002.journal is missing"):
+        with pytest.raises(JournalCorrupt, match=r"0000000002.journal is missing") as found:
             list(looking(tmp_path, since).batches())
+        assert found.value.give_up() is None
     assert [b.position for b in looking(tmp_path, end_of_two).batches()] == [
         b.position for b in before if b.position > end_of_two
     ]

@@ -293,7 +293,7 @@ class Booking:
 def open_books(config: Config, prices: PriceBook, index: int, loop: asyncio.AbstractEventLoop) -> Booking:
     """With what an earlier life of this worker left open settled. Blocks for a moment. Raises JournalError.
 
-    A journal that cannot be read is set aside, for somebody to look at: a gateway that does not start serves nobody."""
+    A segment that is damaged is set aside, for somebody to look at: a gateway that does not start serves nobody."""
     section, folder = config.ledger, journal_folder(config.state_dir, index)
 
     def journal() -> Journal:
@@ -306,13 +306,14 @@ def open_books(config: Config, prices: PriceBook, index: int, loop: asyncio.Abst
             on_committed=lambda position: booking.committed(position),
         )
 
-    try:
-        opened = journal()
-    except JournalCorrupt as e:
-        aside = folder.with_name(f"{folder.name}.damaged-{int(time())}")
-        folder.rename(aside)
-        log.error("%s; it is set aside as %s, and a new journal begun", e, aside)
-        opened = journal()
+    opened = None
+    while opened is None:  # at most once a segment
+        try:
+            opened = journal()
+        except JournalCorrupt as e:
+            if (aside := e.give_up()) is None:
+                raise
+            log.error("%s. It is set aside as %s", e, aside)
     booking = Booking(section, opened, prices, loop)
     orphans = booking.recover()
     if orphans:

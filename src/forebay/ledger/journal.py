@@ -11,7 +11,6 @@ segment when the disk takes it: a failed fsync says nothing of what it wrote, an
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import secrets
@@ -26,7 +25,7 @@ import msgspec
 
 from forebay.errors import Outcome
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Reserved, Settled
-from forebay.ledger.journal_disk import Disk, DiskWriter, Done, Opening, Work
+from forebay.ledger.journal_disk import Disk, DiskWriter, Done, Opening, Work, take
 from forebay.ledger.journal_format import GROUP_BYTES, JournalBusy, JournalError, JournalFull, split
 from forebay.ledger.journal_read import Found, Open, find, last_number
 from forebay.ledger.journal_said import Said
@@ -44,14 +43,12 @@ _ENDS: Final = 4_096
 """Groups that `ingested` can tell apart, the newest: 20 seconds of them, or more."""
 RETRY_MOST: Final = 5.0
 """Seconds between two tries while the disk fails, doubling up to this."""
-SLOW: Final = 2.0
-"""Seconds after which a write that has not come back counts as failing."""
 
 
 class State(StrEnum):
     OK = "ok"
-    FAILING = "failing"  # the disk does not take it; `Journal.why`
-    FULL = "full"  # of what is not ingested: no reservation is taken
+    FAILING = "failing"  # the disk does not take it (`Journal.why`), or does not answer; memory does
+    FULL = "full"  # no reservation is taken: too much is not ingested, or not on disk
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -62,10 +59,12 @@ class Tuning(msgspec.Struct, frozen=True):
     pace: float = 0.005
     """Least seconds from one group to the next: an fsync takes 0.2 ms of CPU, however little it writes, and engines
     take longer than this to say their first word."""
-    segment_bytes: int = 16 << 20
+    segment_bytes: int = 8 << 20
     """Size at which a segment is followed by the next; at most a sixteenth of the journal."""
     memory_bytes: int = 32 << 20
     """Most encoded records in memory while the disk fails; only settlements of what was reserved come on top."""
+    slow: float = 2.0
+    """Seconds after which a write that has not come back counts as failing."""
     retry: float = 0.1
     """Seconds to the first new try after a failure."""
     look: float = 1.0
@@ -135,6 +134,7 @@ class Journal:
         self._flying: Work | None = None
         self._flew = float("-inf")  # when it, or the last, was handed over
         self._timer: asyncio.TimerHandle | None = None
+        self._looks: asyncio.TimerHandle | None = None
         self._backoff = tuning.retry
         self._ends: deque[tuple[int, int]] = deque(maxlen=_ENDS)  # (position, number of the last record) of groups
         self._ingested = 0
@@ -164,7 +164,7 @@ class Journal:
 
         Raises JournalBusy: another process has it open; JournalCorrupt; JournalError: it cannot be read, or is in
         another currency."""
-        lock = _lock(folder)
+        lock = take(folder)
         try:
             found = find(folder)
             if found is not None and found.currency != currency:
@@ -287,9 +287,10 @@ class Journal:
 
     @property
     def state(self) -> State:
-        if self.why or (self._flying is not None and self._loop.time() - self._flew > SLOW):
-            return State.FAILING
-        return State.FULL if self._room <= 0 else State.OK
+        if self._room <= 0:
+            return State.FULL
+        slow = self._flying is not None and self._loop.time() - self._flew > self._tuning.slow
+        return State.FAILING if self.why or slow else State.OK
 
     @property
     def waiting_bytes(self) -> int:
@@ -309,8 +310,9 @@ class Journal:
             if self._flying is not None or self._parts:
                 await asyncio.wait((self._closing,), timeout=seconds)
             self._ended = True
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._looks):
+                if timer is not None:
+                    timer.cancel()
             self._writer.put(None)
             if self._flying is None:  # else it hangs in the disk: the process's end gives the lock back
                 self._writer.join()
@@ -452,13 +454,18 @@ class Journal:
 
     def _make_room(self) -> None:
         self._room = min(self._limit - self.on_disk, self._memory) - self._waiting
+        if self._room <= 0 and self._looks is None:
+            self._looks = self._loop.call_later(self._tuning.look, self._look)
+
+    def _look(self) -> None:
+        """Nothing else finds out that there is room again where nothing is written."""
+        self._looks = None
+        if self._flying is None and self._timer is None:
+            self._hand_over()
 
     def _refuse(self) -> NoReturn:
         self.refused += 1
-        now = self._loop.time()
-        if self._timer is None and self._flying is None and now - self._flew >= self._tuning.look:
-            self._arm(0)  # nothing else would find out that there is room again
-        if self.state is State.FAILING:
+        if self.why or self._waiting >= self._memory:
             raise JournalFull(f"the journal's disk fails ({self.why or 'no answer'}), and {self._waiting} bytes wait")
         raise JournalFull(f"{self.on_disk} bytes of the journal are not in the database yet")
 
@@ -476,18 +483,3 @@ class Journal:
         if one.delivered:
             self._delivered[reserved.seq] = one.delivered
         return msgspec.structs.replace(one, reserved=reserved)
-
-
-def _lock(folder: Path) -> int:
-    """The right to write to the journal in `folder`. The kernel drops it with the process."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as e:
-        raise JournalError(f"{folder} cannot be written to: {e.strerror}") from e
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise JournalBusy(f"{folder} is in use: another process writes to this journal") from None
-    return fd

@@ -1,7 +1,9 @@
-"""The thread that puts a journal's groups on disk: one write and one fsync each."""
+"""A journal's folder: the right to write to it, and the thread that puts its groups on disk, one write and one fsync
+each."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
 import threading
@@ -11,7 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.ledger.journal_format import bytes_on_disk, group, groups, position, segment_file
+from forebay.ledger.journal_format import (
+    JournalBusy,
+    JournalError,
+    bytes_on_disk,
+    group,
+    groups,
+    position,
+    segment_file,
+)
 
 
 class Disk:
@@ -162,3 +172,19 @@ def _said(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return f"{type(error).__name__}: {error}"
+
+
+def take(folder: Path) -> int:
+    """The right to write to the journal in `folder`. The kernel drops it with the process. Raises
+    JournalBusy; JournalError: the folder cannot be made."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise JournalError(f"{folder} cannot be written to: {e.strerror}") from e
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise JournalBusy(f"{folder} is in use: another process writes to this journal") from None
+    return fd

@@ -38,7 +38,16 @@ class JournalBusy(JournalError):
 
 
 class JournalCorrupt(JournalError):
-    """What was safely on disk is not there any more as it was written."""
+    """What was safely on disk is not there any more as it was written. `file`: the segment; None: it is missing."""
+
+    def __init__(self, message: str, file: Path | None = None) -> None:
+        super().__init__(message)
+        self.file = file
+
+    def give_up(self) -> Path | None:
+        """Go on without the damaged segment: it is renamed, and those before it can still be read. Returns its new
+        name; None: there is none to rename. Raises OSError."""
+        return self.file.replace(self.file.with_suffix(GIVEN_UP)) if self.file is not None else None
 
 
 class JournalFull(Exception):

@@ -303,5 +303,6 @@ def _corrupt(folder: Path, segment: int, offset: int, how: str) -> JournalCorrup
     file = segment_file(folder, segment)
     return JournalCorrupt(
         f"{file} is damaged at byte {offset}: {how}. Restore it from a backup, or rename it to "
-        f"{file.with_suffix(GIVEN_UP).name} to go on without what was booked in it"
+        f"{file.with_suffix(GIVEN_UP).name} to go on without what was booked in it",
+        file,
     )

@@ -1,0 +1,44 @@
+"""What a worker does at its start with the journal that it finds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from forebay.config.models import Config
+from forebay.gateway.booking import open_books
+from forebay.ledger.journal_format import segment_file, segments
+from forebay.ledger.journal_read import find
+from forebay.ledger.pricing import PriceBook
+from forebay.state.messages import journal_folder
+from journals import committed, on_a_loop, opened, reservation
+
+
+@on_a_loop
+async def test_a_damaged_segment_is_set_aside_and_those_before_it_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = journal_folder(tmp_path, 0)
+    for boot in ("boot-1", "boot-2"):
+        journal = opened(folder, boot)
+        await committed(journal, journal.reserve(reservation(journal)))
+        await journal.close()
+    with segment_file(folder, 2).open("r+b") as file:
+        file.write(b"?")
+    config = Config.model_validate({"state_dir": str(tmp_path)})
+
+    booking = open_books(config, PriceBook(), 0, asyncio.get_running_loop())
+
+    assert booking.journal.owner == journal.owner
+    await booking.close()
+    assert segments(folder) == [1, 3]
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "0000000002.journal is damaged at byte 0" in said[0]
+    assert said[0].endswith("It is set aside as " + str(folder / "0000000002.damaged"))
+    assert said[1].startswith("1 attempts were under way")
+    found = find(folder)
+    assert found is not None
+    assert found.open == ()
