@@ -110,7 +110,7 @@ def test_an_unknown_path_lists_the_known_ones(running: Admin) -> None:
         answer = running.get(path)
         assert answer.status == 404
         assert answer.error["message"].endswith(
-            " here. There are /health, /ready, /metrics, /admin/admission, /admin/engines."
+            " here. There are /health, /ready, /metrics, /admin/admission, /admin/engines, /admin/usage."
         )
         assert answer.error["message"].isprintable()
 
