@@ -23,6 +23,7 @@ from forebay.config.models import Address, Config
 from forebay.ledger.entries import How
 from forebay.ledger.tokens import Tokens
 from forebay.ledger.usage import from_json
+from journals import on_a_loop, opened, reservation, settlement
 from usage_entries import Usage, at
 from waiting import eventually
 
@@ -215,6 +216,27 @@ def test_a_lock_of_another_command_does_not_matter(tmp_path: Path, capsys: pytes
         assert lock.take()
         assert run(["usage", "--month", "2025-11", "--state-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out
+
+
+def test_what_is_in_a_journal_alone_is_missed_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def write(folder: Path) -> None:
+        journal = opened(folder)
+        for _ in range(3):
+            reserved = reservation(journal)
+            journal.reserve(reserved)
+            journal.settle(settlement(reserved.seq))
+        assert await journal.close() == 0
+
+    fill(tmp_path)
+    on_a_loop(write)(tmp_path / "journal" / "worker-0")
+    assert run(["usage", "--state-dir", str(tmp_path)]) == 0
+    assert re.search(r"note: [\d,]+ bytes of this host's journals are not booked yet", capsys.readouterr().err)
+    assert run(["usage", "--month", "2025-11", "--state-dir", str(tmp_path)]) == 0
+    assert "journals" not in capsys.readouterr().err
+    (segment,) = (tmp_path / "journal" / "worker-0").glob("*.journal")
+    segment.write_bytes(b"no journal")
+    assert run(["usage", "--state-dir", str(tmp_path)]) == 0
+    assert "is not known" in capsys.readouterr().err
 
 
 def test_an_amount_shows_all_its_digits_and_a_share_is_100_only_where_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,9 @@ def filled(database: Database) -> Database:
 
 
 def ask(database: Database, **given: str | list[str]) -> Report:
-    return answer(database, {k: v if isinstance(v, list) else [v] for k, v in given.items()}, BOOKS, NOW)
+    return answer(
+        database, {k: v if isinstance(v, list) else [v] for k, v in given.items()}, BOOKS, NOW, Path("/nonexistent")
+    )
 
 
 def test_rows_of_this_month_add_up_to_what_the_database_sums(filled: Database) -> None:

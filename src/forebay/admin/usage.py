@@ -31,6 +31,9 @@ WITHIN: Final = 25.0
 OWN: Final = 2.5
 """Seconds one key's own use may take; a worker waits 3."""
 
+SLACK: Final = 65_536
+"""Bytes of journals that a report need not mention: they are booked within a moment."""
+
 T = TypeVar("T")
 
 
@@ -55,7 +58,8 @@ class UsageReports:
             from forebay.ledger.usage_books import answer
 
             try:
-                found = answer(self._open(), given, self._state.config.ledger, self._clock.wall())
+                config = self._state.config
+                found = answer(self._open(), given, config.ledger, self._clock.wall(), config.state_dir, SLACK)
                 if not csv:
                     return as_json(found)
                 file = io.StringIO(newline="")

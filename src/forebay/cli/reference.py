@@ -103,6 +103,7 @@ On `listeners`. A key is sent as `Authorization: Bearer KEY`, or as `api-key` or
     yield """\
 | `GET /v1/models` | `other` | The models that the key may use, aliases among them. |
 | `GET /v1/models/NAME` | `other` | One of them. |
+| `GET /v1/usage` | `other` | The key's own use, and what its limits are at: [usage.md](usage.md#a-callers-own-usage). |
 | `POST /v1/requests/ID/cancel` | `other` | Ends the running requests of the same key whose `X-Request-Id` is ID. |
 | `OPTIONS` anything | `other` | CORS preflight, without a key. |
 

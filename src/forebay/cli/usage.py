@@ -195,7 +195,7 @@ def _read(config: Config, given: dict[str, list[str]]) -> Report:
             _fail(f"there is no database {database.file}; is --config or --state-dir the right one?", EX_UNAVAILABLE)
         try:
             database.check()
-            return answer(database, given, config.ledger, time.time())
+            return answer(database, given, config.ledger, time.time(), config.state_dir)
         finally:
             database.close()
     except DatabaseUrl as e:

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import Connection
+import msgspec
+from sqlalchemy import Connection, select
 
 from forebay.config.ledger import Ledger
+from forebay.errors import shown
 from forebay.ledger.asked import LABEL, TIMES, Asked, Wrong, asked
 from forebay.ledger.database import Database
 from forebay.ledger.focus import NEEDS
+from forebay.ledger.intake import bytes_behind, journal_folders, owner_of
+from forebay.ledger.journal_format import JournalError
 from forebay.ledger.reports import BadQuery, Query, Row, Step, report
+from forebay.ledger.schema import journals
 from forebay.ledger.tokens import KINDS
 from forebay.ledger.usage import Line, Report, exact, moment
 
 DAYS: Final = 30
 """Of a key's own usage, today included."""
-_HOURS_OR_DAYS: Final = ("hour", "day")
+_RECENT: Final = 86_400.0
+"""Seconds after a report's end in which attempts of its time may still be in a journal alone."""
+_EACH: Final = 500
+"""Bytes of an attempt in a journal, about."""
 
 
-def answer(database: Database, given: Mapping[str, Sequence[str]], books: Ledger, now: float) -> Report:
+def answer(
+    database: Database, given: Mapping[str, Sequence[str]], books: Ledger, now: float, state_dir: Path, slack: int = 0
+) -> Report:
     """What is asked for in `given`: `asked.PARAMETERS`, and `focus`, which asks for what an export as FOCUS needs.
-    Raises Wrong, DatabaseError."""
+    `slack`: bytes of this host's journals that may be missing without a word. Raises Wrong, DatabaseError."""
     given = dict(given)
     focus = given.pop("focus", None)
     found = asked(given, now, books.zone)
     if focus is not None:
         found = _for_focus(found, books.labels)
     with database.read() as connection:
-        return _report(connection, found, books.currency, now)
+        made = _report(connection, found, books.currency, now)
+        if found.until > now - _RECENT:
+            made = msgspec.structs.replace(made, notes=tuple(_missing(connection, state_dir, slack)))
+    return made
+
+
+def _missing(connection: Connection, state_dir: Path, slack: int) -> Iterator[str]:
+    """What the journals hold and the database does not."""
+    positions = {row.owner: row.position for row in connection.execute(select(journals.c.owner, journals.c.position))}
+    behind = 0
+    try:
+        for folder in journal_folders(state_dir):
+            behind += bytes_behind(folder, positions.get(owner_of(folder), 0))
+    except (OSError, JournalError) as e:
+        yield f"What the journals hold beyond this is not known: {shown(e, 300)}. `forebay ledger status` shows more."
+    if behind > slack:
+        yield (
+            f"{behind:,} bytes of this host's journals are not booked yet, some {max(1, behind // _EACH):,} attempts: "
+            "they are missing here until `forebay serve` has booked them."
+        )
 
 
 def _for_focus(found: Asked, labels: Iterable[str]) -> Asked:
