@@ -227,9 +227,9 @@ class Ingest:
             ),
         ]
         totals = self._stand.totals if self._stand is not None else None
-        for name, text in _TOTALS:
-            value = float(getattr(totals, name)) if totals is not None else 0.0
-            found.append(FamilySnapshot(f"forebay_ledger_{name}_total", text, "counter", (), (), (((), value),)))
+        for field, name, text in _TOTALS:
+            value = float(getattr(totals, field)) if totals is not None else 0.0
+            found.append(FamilySnapshot(name, text, "counter", (), (), (((), value),)))
         return tuple(found)
 
     def _late(self, journal: Followed, now: float) -> float:
@@ -244,13 +244,17 @@ class Ingest:
 
 
 _TOTALS: Final = (
-    ("records", "Journal records that were read into the database."),
-    ("settled", "Attempts that were settled in the database."),
-    ("again", "Settlements that were ignored: their attempt was settled already."),
-    ("late", "Settlements that came after their attempt was settled by estimate; booked as adjustments."),
-    ("strays", "Settlements without a reservation; booked to the key `unknown`."),
-    ("unpriced", "Attempts that were settled without a price."),
-    ("orphans", "Attempts that nobody settled in time and were settled by estimate."),
+    ("records", "forebay_ledger_records_total", "Journal records that were read into the database."),
+    ("settled", "forebay_ledger_settled_total", "Attempts that were settled in the database."),
+    ("again", "forebay_ledger_again_total", "Settlements that were ignored: their attempt was settled already."),
+    (
+        "late",
+        "forebay_ledger_late_total",
+        "Settlements that came after an estimate had settled their attempt; booked as adjustments.",
+    ),
+    ("strays", "forebay_ledger_strays_total", "Settlements without a reservation; booked to the key `unknown`."),
+    ("unpriced", "forebay_ledger_unpriced_total", "Attempts that were settled without a price."),
+    ("orphans", "forebay_ledger_orphans_total", "Attempts that nobody settled in time and were settled by estimate."),
 )
 
 

@@ -266,13 +266,13 @@ class Booking:
             ),
             ("forebay_ledger_journal_full", "1 while no reservation is taken.", journal.state is State.FULL),
             ("forebay_ledger_open_reservations", "Attempts that are not settled.", journal.open_reservations),
-            ("forebay_ledger_fsync_seconds", "Of the last group of records.", journal.fsync_seconds),
+            ("forebay_ledger_journal_fsync_seconds", "Of the last group of records.", journal.fsync_seconds),
         )
         for name, text, value in rows:
             yield gauge(name, text, (), [((), float(value))])
         for name, text, count in (
-            ("forebay_ledger_records", "Records of the journal that are on disk.", journal.records),
-            ("forebay_ledger_fsyncs", "Groups of records.", journal.fsyncs),
+            ("forebay_ledger_journal_records", "Records of the journal that are on disk.", journal.records),
+            ("forebay_ledger_journal_fsyncs", "Groups of records.", journal.fsyncs),
             ("forebay_ledger_journal_failures", "Groups that the disk did not take, tries included.", journal.failures),
         ):
             yield FamilySnapshot(name, text, "counter", (), values=(((), float(count)),))
