@@ -116,6 +116,20 @@ VOCABULARY: dict[str, Row] = {
         errors.expired_key("2026-01-01"), 401, "authentication_error", "expired_api_key",
         "The API key expired on 2026-01-01. Ask for a new one.", Outcome.UNAUTHORIZED, headers=LOGIN,
     ),
+    "rotated_key": Row(
+        errors.rotated_key("2026-01-01"), 401, "authentication_error", "rotated_api_key",
+        "The API key got a new text, and this one ended on 2026-01-01. Use the new one.", Outcome.UNAUTHORIZED,
+        headers=LOGIN,
+    ),
+    "suspended_key": Row(
+        errors.suspended_key(), 403, "permission_error", "api_key_suspended",
+        "The API key is suspended. Ask whoever manages the keys here.", Outcome.FORBIDDEN, headers=LOGIN[1:],
+    ),
+    "suspended_account": Row(
+        errors.suspended_account("project", "p"), 403, "permission_error", "account_suspended",
+        "The project 'p', which the API key belongs to, is suspended. Ask whoever manages the keys here.",
+        Outcome.FORBIDDEN, headers=LOGIN[1:],
+    ),
     "too_many_failed_keys": Row(
         errors.too_many_failed_keys(9.2), 429, "rate_limit_error", "too_many_failed_keys",
         "Too many requests with unknown API keys from this address.", Outcome.RATE_LIMITED, headers=after(10),

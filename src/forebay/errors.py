@@ -261,6 +261,28 @@ def expired_key(when: str) -> Refusal:
     return _unauthorized("expired_api_key", f"The API key expired on {when}. Ask for a new one.")
 
 
+def rotated_key(when: str) -> Refusal:
+    return _unauthorized(
+        "rotated_api_key", f"The API key got a new text, and this one ended on {when}. Use the new one."
+    )
+
+
+def suspended_key() -> Refusal:
+    return _suspended("api_key_suspended", "The API key is suspended. Ask whoever manages the keys here.")
+
+
+def suspended_account(level: str, name: str) -> Refusal:
+    """`level` is the one that is suspended: organisation, department, project or user."""
+    return _suspended(
+        "account_suspended",
+        f"The {level} '{name}', which the API key belongs to, is suspended. Ask whoever manages the keys here.",
+    )
+
+
+def _suspended(code: str, message: str) -> Refusal:
+    return Refusal(403, code, message, outcome=Outcome.FORBIDDEN, headers=NO_RETRY)
+
+
 def too_many_failed_keys(retry_after: float) -> Refusal:
     return Refusal(
         429,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,7 @@ from forebay.config.models import Address, Config
 from forebay.ledger.database import DatabaseLock
 from forebay.state.channel import CHANNEL_ENV, pack, unpack
 from forebay.state.messages import Drain, Draining, Reload, SetKeys, Start, admin_socket, keys_snapshot, run_dir
+from postgres_server import Postgres
 from waiting import eventually
 
 
@@ -332,9 +335,48 @@ def test_a_change_made_by_another_host_reaches_the_worker(admin: Admin, worker: 
     assert [k.id for k in worker.keys(lambda k: len(k.keys) == 1).keys] == [record.id]
 
 
+def test_two_hosts_on_one_postgres_know_each_other_s_changes(
+    config: Config, worker: FakeWorker, postgres: Postgres
+) -> None:
+    url, folder = postgres.new(), Path(tempfile.mkdtemp(prefix="fb-"))
+    hosts = [Admin(config.model_copy(update={"database": url, "state_dir": d})) for d in (config.state_dir, folder)]
+    far = FakeWorker(folder)
+    try:
+        for host in hosts:
+            host.start()
+        for one in (worker, far):
+            one.keys()
+        here, there = hosts
+        made = eventually(lambda: (a := here.api("POST", "/keys", {"name": "a", "user": "u"})).status == 201 and a).json
+        key_id = made["record"]["id"]
+        # Changed by the other host before it was told of the key: the database is what counts.
+        assert there.api("POST", f"/keys/{key_id}/rotate", {"overlap": "1h"}).status == 200
+        assert there.api("POST", "/accounts/suspend", {"user": "u"}).json["account"]["suspended_by"] == "user"
+        assert here.api("POST", "/limits", {"user": "u", "concurrent": 3}).json["workers"] == "informed"
+        assert here.api("GET", "/accounts").json == there.api("GET", "/accounts").json
+        for one in (worker, far):
+            told = one.keys(lambda k: bool(k.rules) and bool(k.suspended))
+            assert told.suspended == (("default", "", "", "u"),)
+            assert [(r.user, r.concurrent) for r in told.rules] == [("u", 3)]
+            assert [(k.id, len(k.old)) for k in told.keys] == [(key_id, 1)]
+    finally:
+        for host in hosts:
+            host.close()
+        far.kill()
+        shutil.rmtree(folder)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "message", "param"),
     [
+        ("POST", "/accounts", {}, 400, "organisation: name the account, by one or more of", "organisation"),
+        ("POST", "/accounts", {"user": "a,b"}, 400, "user: 1 to 128 letters", "user"),
+        ("POST", "/accounts/suspend", {"user": "nobody"}, 404, "There is no", "organisation"),
+        ("POST", "/accounts/rename", {"user": "a", "too": "b"}, 400, "too: is not a field of a new name", "too"),
+        ("POST", "/limits", {"tokens_per_day": -1}, 400, "tokens_per_day: input should be greater", "tokens_per_day"),
+        ("POST", "/limits/remove", {"name": "none"}, 404, "There is no limit 'none'", "name"),
+        ("POST", "/keys/zzz/rotate", {}, 404, "There is no key with the id 'zzz'", "id"),
+        ("POST", "/keys/zzz/expire", {}, 400, "expires: is missing; write a time", "expires"),
         ("POST", "/keys", b"{", 400, "The body is not valid JSON", None),
         ("POST", "/keys", b"[" * 60_000, 400, "The body is not valid JSON", None),
         ("POST", "/keys", b"[]", 400, "the body must be a JSON object", None),
@@ -342,7 +384,14 @@ def test_a_change_made_by_another_host_reaches_the_worker(admin: Admin, worker: 
         ("POST", "/keys", {}, 400, "name: is missing; give the key a name.", "name"),
         ("POST", "/keys", {"name": "a", "class": "gold"}, 400, "class: one of vip, normal, low; not 'gold'.", "class"),
         ("POST", "/keys/zzz/revoke", None, 404, "There is no key with the id 'zzz'", "id"),
-        ("GET", "/nope", None, 404, "There is no GET /nope here. There are /keys, /keys/{id}/revoke, /engines", None),
+        (
+            "GET",
+            "/nope",
+            None,
+            404,
+            "There is no GET /nope here. There are /keys, /keys/{id}/revoke, /keys/{id}/rotate",
+            None,
+        ),
         ("DELETE", "/keys", None, 405, "DELETE is not allowed on /keys; use ", None),
         ("GET", "/keys/a/revoke", None, 405, "GET is not allowed on /keys/a/revoke; use POST.", None),
     ],

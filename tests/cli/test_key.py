@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from admin_process import Admin, FakeWorker, state_dir
-from forebay.cli import key as module
+from forebay.cli import reach as module
 from forebay.cli.main import run
 from forebay.config.models import Address, Config
 from forebay.ledger.database import Database, DatabaseLock, database_file
@@ -383,6 +383,7 @@ def test_creates_at_once_all_succeed(state_dir: Path, with_admin: bool) -> None:
     assert [d for d in done if d.code and d not in refused] == []
     assert with_admin or not refused
     database = Database("", state_dir)
+    database.migrate()  # where all were refused while the admin process did so
     _, listed = KeyStore(database, lambda: 0.0).list()
     database.close()
     assert {hashlib.sha256(d.out.strip().encode()).digest() for d in done if not d.code} == {k.sha256 for k in listed}

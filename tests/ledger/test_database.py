@@ -30,6 +30,7 @@ from forebay.ledger.database import (
     database_file,
     parse_url,
 )
+from forebay.ledger.directory import Directory
 from forebay.ledger.keystore import KeyStore
 from forebay.ledger.schema import HEAD, metadata
 
@@ -55,6 +56,45 @@ def test_every_migration_goes_down_and_up_again(database: Database) -> None:
     database.check()
     with database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_keys_outlive_the_migration_that_suspends_and_rotates_them(database: Database) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    config.set_main_option("path_separator", "os")
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        for level, columns, values in (
+            ("organisations", "id, name", "1, 'acme'"),
+            ("departments", "id, parent_id, name", "1, 1, ''"),
+            ("projects", "id, parent_id, name", "1, 1, ''"),
+            ("users", "id, parent_id, name", "1, 1, 'ann'"),
+        ):
+            connection.execute(text(f"INSERT INTO {level} ({columns}, created) VALUES ({values}, 1)"))
+        connection.execute(
+            text(
+                "INSERT INTO keys (id, user_id, name, sha256, class, may_raise_class, models, created) "
+                "VALUES ('k1', 1, 'old', :sha256, 'vip', false, '[]', 1)"
+            ),
+            {"sha256": b"x" * 32},
+        )
+    database.migrate()
+    directory = Directory(database, lambda: 5.0)
+    assert (directory.keys.get("k1").class_, directory.keys.get("k1").suspended) == ("vip", None)
+    assert [(x.account, dict(x.labels)) for x in directory.accounts.list()] == [
+        (("acme", "", "", ""), {}),
+        (("acme", "", "", "ann"), {}),
+    ]
+    directory.keys.rotate("k1", 60)
+    directory.keys.suspend("k1")
+    directory.accounts.suspend(("acme", "", "", "ann"))
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0003")
+        assert connection.execute(text("SELECT id, name, revoked FROM keys")).all() == [("k1", "old", None)]
+    database.migrate()
+    assert directory.keys.get("k1").old == ()
 
 
 def test_head_is_the_newest_script() -> None:

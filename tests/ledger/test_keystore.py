@@ -5,6 +5,7 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import text
 
@@ -12,7 +13,9 @@ from forebay.clock import ManualClock
 from forebay.config.models import Class
 from forebay.ledger import keystore
 from forebay.ledger.database import Database
-from forebay.ledger.keystore import BadField, KeyStore, NewKey, UnknownKey, parse_expiry
+from forebay.ledger.keystore import KeyStore, NewKey, UnknownKey, parse_overlap
+from forebay.ledger.lists import BadField, parse_expiry
+from forebay.ledger.records import OldText
 
 NOW = 1_700_000_000.0
 
@@ -235,3 +238,96 @@ def test_expiry_that_is_refused(value: object, message: str) -> None:
 
 def test_no_expiry() -> None:
     assert parse_expiry(None, NOW) is None
+
+
+# --- rotation, expiry, suspension -------------------------------------------------------------------------------------
+
+
+def test_a_rotated_key_is_the_same_key_with_two_texts_for_a_while(store: KeyStore, clock: ManualClock) -> None:
+    made, first = store.create(NewKey("prod", user="bob", class_=Class.VIP, expires=NOW + 1e6))
+    clock.advance(10)
+    rotated, second = store.rotate(made.id, 3_600)
+    assert second.startswith(f"fb-{made.id}-") and second != first
+    assert rotated.sha256 == hashlib.sha256(second.encode()).digest()
+    assert rotated.old == (OldText(made.sha256, NOW + 10 + 3_600),)
+    assert rotated.rotated == NOW + 10
+    assert msgspec.structs.replace(rotated, sha256=made.sha256, old=(), rotated=None) == made
+    assert store.list() == (3, (rotated,))
+
+
+def test_rotating_again_ends_all_earlier_texts_in_time(store: KeyStore, clock: ManualClock) -> None:
+    made, _ = store.create(NewKey("a"))
+    second, _ = store.rotate(made.id, 3_600)
+    third, _ = store.rotate(made.id, 60)
+    assert third.old == tuple(
+        sorted((OldText(made.sha256, NOW + 60), OldText(second.sha256, NOW + 60)), key=lambda old: old.sha256)
+    )
+    assert {old.ends for old in store.rotate(made.id, 0)[0].old} == {NOW}
+
+
+def test_texts_of_a_key_are_bounded(store: KeyStore, clock: ManualClock) -> None:
+    made, _ = store.create(NewKey("a"))
+    for _ in range(keystore.MAX_OLD):
+        clock.advance(1)
+        store.rotate(made.id, 1_000)
+    with pytest.raises(BadField, match=r"overlap: 8 earlier texts of key .* count still"):
+        store.rotate(made.id, 1_000)
+    clock.advance(2_000)  # all of them ended
+    record = store.rotate(made.id, 1_000)[0]
+    assert len(record.old) == keystore.MAX_OLD
+    assert [old.ends > clock.wall() for old in record.old] == [True, *[False] * 7]
+    assert len(store.rotate(made.id, 0)[0].old) == keystore.MAX_OLD
+
+
+@pytest.mark.parametrize("change", ["rotate", "expire", "suspend", "resume"])
+def test_what_is_over_cannot_be_changed(store: KeyStore, change: str) -> None:
+    record, _ = store.create(NewKey("a"))
+    store.revoke(record.id)
+    calls = {
+        "rotate": lambda key_id: store.rotate(key_id, 1),
+        "expire": lambda key_id: store.expire(key_id, None),
+        "suspend": store.suspend,
+        "resume": store.resume,
+    }
+    with pytest.raises(BadField, match=f"id: key {record.id} is revoked, which is final"):
+        calls[change](record.id)
+    with pytest.raises(UnknownKey):
+        calls[change]("nope")
+
+
+def test_an_expired_key_needs_time_before_a_new_text(
+    store: KeyStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, _ = store.create(NewKey("a", expires=NOW + 5))
+    clock.advance(5)
+    with pytest.raises(BadField, match=r"id: .* has expired"):
+        store.rotate(record.id, 1)
+    monkeypatch.setattr(keystore, "MAX_KEYS", 1)
+    store.create(NewKey("b"))
+    with pytest.raises(BadField, match="expires: there are 1 valid keys already"):
+        store.expire(record.id, None)
+    monkeypatch.undo()
+    assert store.expire(record.id, None).expires is None
+    assert store.rotate(record.id, 1)[0].id == record.id
+
+
+def test_suspending_keeps_its_first_time_until_it_is_resumed(store: KeyStore, clock: ManualClock) -> None:
+    record, _ = store.create(NewKey("a"))
+    assert store.suspend(record.id).suspended == NOW
+    version = store.version()
+    clock.advance(5)
+    assert store.suspend(record.id).suspended == NOW
+    assert store.version() == version
+    assert store.resume(record.id).suspended is None
+    assert store.suspend(record.id).suspended == NOW + 5
+
+
+@pytest.mark.parametrize(("value", "seconds"), [(None, 86_400), ("0", 0), ("0s", 0), ("24h", 86_400), ("7d", 604_800)])
+def test_overlap(value: object, seconds: int) -> None:
+    assert parse_overlap(value) == seconds
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-1h", 5, "53w", "1y", "2027-01-31"])
+def test_overlap_that_is_refused(value: object) -> None:
+    with pytest.raises(BadField, match="overlap: "):
+        parse_overlap(value)

@@ -1,8 +1,9 @@
-"""Keys between the database and the workers.
+"""Keys, accounts and limits between the database and the workers.
 
 The database is opened in the background and asked every ten seconds whether the list changed (another host, or a
-command, may have changed it). A new list goes to the workers and into `keys.snapshot`, from which workers start while
-there is no database. What the database cannot do is said in `status` and tried again, with a back-off.
+command, may have changed it): one list with one version for all three. A new one goes to the workers and into
+`keys.snapshot`, from which workers start while there is no database. What the database cannot do is said in `status`
+and tried again, with a back-off.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.admin.snapshot import write_snapshot
 from forebay.admin.threads import Busy, Threads
 from forebay.admin.workers import Workers
 from forebay.clock import Clock
-from forebay.ledger.records import KeyRecord
+from forebay.ledger.operations import Operation
 from forebay.state.messages import SetKeys, keys_snapshot
 
 if TYPE_CHECKING:  # SQLAlchemy takes 0.4 s to import: done on the database's thread, while the listeners answer already
     from forebay.ledger.database import Database, DatabaseLock
-    from forebay.ledger.keystore import KeyStore
+    from forebay.ledger.directory import Directory
 
 POLL: Final = 10.0
 """Seconds between looks at the list's version."""
@@ -61,7 +62,7 @@ class Keys:
         self._files = Threads("files", count=1, bound=8)
         self._lock: DatabaseLock | None = None
         self._database: Database | None = None
-        self._store: KeyStore | None = None
+        self._store: Directory | None = None
         self._publishing = asyncio.Lock()
         self._reopened = False
         self._current: SetKeys | None = None
@@ -100,7 +101,11 @@ class Keys:
             else:
                 self.pending, self._held_since = False, None
                 if self.status:
-                    _log.info("database: %s is in use, %d keys", self._database, len(self._known()))
+                    _log.info(
+                        "database: %s is in use, %d keys",
+                        self._database,
+                        0 if self._current is None else len(self._current.keys),
+                    )
                     self.status = ""
                 delay = BACK_OFF[0]
                 await asyncio.sleep(POLL)
@@ -112,26 +117,13 @@ class Keys:
             self._held_since = self._clock.now()
         return self._clock.now() - self._held_since < HELD
 
-    async def create(self, fields: Mapping[str, object]) -> tuple[KeyRecord, str, bool]:
-        """(record, the key's text, whether every connected worker knows it). Raises Unavailable and what
-        `NewKey.check` and `KeyStore.create` raise."""
+    async def ask(self, operation: Operation, fields: Mapping[str, object], key_id: str) -> tuple[dict[str, Any], bool]:
+        """(its answer, whether every connected worker knows of the change). Raises Unavailable, BadField, Missing."""
         store = self._ready()
-        from forebay.ledger.keystore import NewKey
-
-        new = NewKey.check(fields, self._clock.wall())
-        record, text = await self._change(lambda: store.create(new))
-        return record, text, await self._spread()
-
-    async def revoke(self, key_id: str) -> tuple[KeyRecord, bool]:
-        """(record, whether every connected worker knows it). Raises Unavailable, UnknownKey."""
-        store = self._ready()
-        record = await self._change(lambda: store.revoke(key_id))
-        return record, await self._spread()
-
-    async def list(self) -> tuple[KeyRecord, ...]:
-        """Raises Unavailable."""
-        store = self._ready()
-        return (await self._call(store.list, CALL))[1]
+        if not operation.changes:
+            return await self._call(lambda: store.run(operation, fields, key_id), CALL), True
+        answer = await self._change(lambda: store.run(operation, fields, key_id))
+        return answer, await self._spread()
 
     async def close(self) -> None:
         """Give the database back. A call that hangs is left behind."""
@@ -145,15 +137,15 @@ class Keys:
         if lock is not None:
             lock.release()
 
-    def _ready(self) -> KeyStore:
+    def _ready(self) -> Directory:
         if self._store is None:
             raise Unavailable(self.status)
         return self._store
 
     async def _open(self) -> None:
-        def open_() -> tuple[DatabaseLock, Database, KeyStore]:
+        def open_() -> tuple[DatabaseLock, Database, Directory]:
             from forebay.ledger.database import Database, DatabaseLock
-            from forebay.ledger.keystore import KeyStore
+            from forebay.ledger.directory import Directory
 
             lock = self._lock or DatabaseLock(self._state_dir)
             if not lock.take():
@@ -163,7 +155,7 @@ class Keys:
                 self._database.close()
             self._database = database = Database(self._url, self._state_dir)
             database.migrate()
-            return lock, database, KeyStore(database, self._clock.wall)
+            return lock, database, Directory(database, self._clock.wall)
 
         self._lock, self._database, self._store = await self._call(open_, OPEN)
         self._reopened = True
@@ -204,7 +196,7 @@ class Keys:
         async with self._publishing:
             version = await self._call(look, CALL)
             if self._reopened or self._current is None or self._current.version != version:
-                self._current = SetKeys(*await self._call(store.list, CALL))
+                self._current = SetKeys(*await self._call(store.known, CALL))
                 self._reopened = False
                 self._workers.set_keys(self._current)
             if self._saved is not self._current:
@@ -227,9 +219,6 @@ class Keys:
             _log.warning("database: changed, but not read back yet: %s", e)
             return False
         return await self._workers.told(TELL)
-
-    def _known(self) -> tuple[KeyRecord, ...]:
-        return () if self._current is None else self._current.keys
 
     def __repr__(self) -> str:
         return f"<Keys version {self.version}, database {self.status or 'up'}>"

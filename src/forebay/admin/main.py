@@ -98,7 +98,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
         state.ledger = Ingest(config.database, config.state_dir, ledger.currency, WORKERS, clock, lambda: keys.status)
     public = Server(public_app(state, keys, usage_endpoint(usage)), socket.socket(fileno=start.fds[0]))
     more = (alert_routes(alerting), usage_routes(usage))
-    servers = (public, Server(private_app(state, keys, Engines(state), clock, *more), unix))
+    servers = (public, Server(private_app(state, keys, Engines(state), *more), unix))
     async with asyncio.TaskGroup() as group:
         background = [
             *state.workers.start(group),

@@ -12,8 +12,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from forebay.cli.adminsocket import EX_UNAVAILABLE, AdminSocket
-from forebay.cli.key import ConfigOption, JsonOption, StateOption
 from forebay.cli.main import USAGE
+from forebay.cli.reach import ConfigOption, JsonOption, StateOption
 from forebay.config.load import load_only
 from forebay.config.models import Config
 from forebay.errors import shown

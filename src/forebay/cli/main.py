@@ -33,7 +33,17 @@ COMMANDS = MappingProxyType(
         "serve": Command("forebay.cli.serve", "command", "Run the gateway."),
         "check": Command("forebay.cli.check", "command", "Check a configuration file and name every problem in it."),
         "schema": Command("forebay.cli.schema", "command", "Print the JSON Schema of the configuration, for editors."),
-        "key": Command("forebay.cli.key", "app", "Create, list and revoke API keys."),
+        "key": Command("forebay.cli.key", "app", "Create, list, rotate, expire, suspend and revoke API keys."),
+        "account": Command(
+            "forebay.cli.account",
+            "app",
+            "Organisations, departments, projects and users: list, create, rename, label and suspend them.",
+        ),
+        "limit": Command(
+            "forebay.cli.limit",
+            "app",
+            "Limits of requests, tokens and money, kept in the database: set, list and remove them.",
+        ),
         "usage": Command("forebay.cli.usage", "app", "Show who used what, and what it cost."),
         "ledger": Command("forebay.cli.ledger", "app", "Verify the ledger's books, and see how far they are."),
         "alerts": Command("forebay.cli.alerts", "app", "List alerts, and test the receivers of alerts."),

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, NoReturn
 import msgspec
 import typer
 
-from forebay.cli.key import JsonOption
 from forebay.cli.main import EX_CONFIG, USAGE
+from forebay.cli.reach import JsonOption
 from forebay.config.engine import Engine
 from forebay.config.enginelist import load_list
 from forebay.config.load import load_only

@@ -138,10 +138,11 @@ addresses as Host.
 | `GET /admin/usage` | Who used what, and what it cost, as JSON or CSV: [what may be asked](usage.md#over-http). |
 | `GET /metrics` | Prometheus text or OpenMetrics, as Accept asks; the sum of all processes. |
 
-The Unix socket `run/admin.sock` in the state directory manages keys and engines, for the user that runs Forebay: `POST
-/keys`, `GET /keys`, `POST /keys/ID/revoke`; `GET /engines`, `POST /engines`, `POST /engines/NAME/drain`, `POST
-/engines/NAME/resume`, `DELETE /engines/NAME`; `GET /alerts`, `POST /alerts/test`. `forebay key`, `forebay engines` and
-`forebay alerts` talk to it. `GET /usage` is the report of the admin port; `GET /usage/key` is what workers ask."""
+The Unix socket `run/admin.sock` in the state directory manages keys, accounts, limits and engines, for the user that
+runs Forebay: [`/keys`, `/accounts`, `/limits`](keys.md#over-http); `GET /engines`, `POST /engines`, `POST
+/engines/NAME/drain`, `POST /engines/NAME/resume`, `DELETE /engines/NAME`; `GET /alerts`, `POST /alerts/test`. `forebay
+key`, `forebay account`, `forebay limit`, `forebay engines` and `forebay alerts` talk to it. `GET /usage` is the report of
+the admin port; `GET /usage/key` is what workers ask."""
 
 
 def _headers() -> Iterator[str]:
@@ -438,8 +439,8 @@ def _processes() -> Iterator[str]:
 | {EX_OSERR} | An address is taken, or the state directory cannot be used. |
 | {EX_CONFIG} | The configuration cannot be used. systemd: `RestartPreventExitStatus={EX_CONFIG}`. |
 
-`forebay check`: {EX_OK} or {EX_CONFIG}. `forebay key`: {EX_OK}; 1 for an id that does not exist; {USAGE} for a wrong
-field; {EX_UNAVAILABLE} where neither the admin process nor the database can be used; {EX_CONFIG} as above.
+`forebay check`: {EX_OK} or {EX_CONFIG}. `forebay key`, `forebay account` and `forebay limit`: {EX_OK}; 1 for an id or a
+name that does not exist; {USAGE} for a wrong field; {EX_UNAVAILABLE} where neither the admin process nor the database can be used; {EX_CONFIG} as above.
 `forebay engines`: {EX_OK}; 1 for an engine that does not exist, or that the configuration has; {USAGE} for a wrong field;
 {EX_UNAVAILABLE} where no gateway runs.
 `forebay prices`: {EX_OK}; 1 where no price is known; {USAGE} for a wrong field; {EX_CONFIG} for a configuration or a

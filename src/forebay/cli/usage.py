@@ -19,8 +19,8 @@ import typer
 from typer.core import TyperCommand
 
 from forebay.cli.adminsocket import EX_UNAVAILABLE, AdminSocket
-from forebay.cli.key import ConfigOption, StateOption
 from forebay.cli.main import EX_CONFIG, USAGE
+from forebay.cli.reach import ConfigOption, StateOption
 from forebay.config.load import load_only
 from forebay.config.models import Config
 from forebay.config.problems import ConfigError

@@ -40,6 +40,7 @@ from forebay.gateway.usage_answer import UsageAnswers
 from forebay.ledger.limits import Held
 from forebay.ledger.pricing import PriceBook
 from forebay.policy.placement import Placement
+from forebay.state.messages import SetKeys
 from forebay.wire.bounds import LimitValues
 from forebay.wire.head import media_type
 from forebay.wire.message import Request
@@ -108,6 +109,12 @@ class Gateway:
                 handle.prices = None
         if self.holding is not None:
             self.holding.configure(config)
+
+    def take(self, given: SetKeys) -> None:
+        """Keys, suspended accounts and limits as the database has them now."""
+        self.callers.take(given)
+        if self.holding is not None:
+            self.holding.set_stored(given.rules)
 
     def _read(self, config: Config) -> None:
         self.config = config

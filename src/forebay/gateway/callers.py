@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import ipaddress
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
@@ -18,7 +19,9 @@ from forebay.config.models import Callers as CallersConfig
 from forebay.config.models import Class, Listener
 from forebay.errors import Refusal
 from forebay.ledger.gates import Gate, Who
-from forebay.ledger.records import KeyRecord
+from forebay.ledger.records import LEVELS, Account, KeyRecord, OldText, level_of, suspended_in
+from forebay.ledger.rules import Rule
+from forebay.state.messages import SetKeys
 from forebay.wire.message import Request
 
 CLASS_HEADERS: Final = (b"x-priority", b"x-user-tier")
@@ -54,11 +57,20 @@ class Caller:
         "name",
         "organisation",
         "record",
+        "suspended",
+        "text",
     )
 
-    def __init__(self, record: KeyRecord) -> None:
+    def __init__(
+        self, record: KeyRecord, text: OldText | None = None, suspended: Collection[Account] = frozenset()
+    ) -> None:
+        """`text`: the earlier one that it was called by; `suspended`: the accounts that are."""
         self.record = record
+        self.text = text
+        self.suspended = suspended_in(record.account, suspended)
         self.expires = record.expires if record.expires is not None else float("inf")
+        if text is not None:
+            self.expires = min(self.expires, text.ends)
         self.logged = b'"key":%b,"org":%b' % (msgspec.json.encode(record.id), msgspec.json.encode(record.organisation))
         """Its part of a log line."""
         self.account = (
@@ -81,6 +93,10 @@ class Caller:
 
     def who(self) -> Who:
         return Who(*self.account)
+
+    def matches(self, digest: bytes) -> bool:
+        """Constant-time comparison with the SHA-256 of a presented key."""
+        return hmac.compare_digest(self.record.sha256 if self.text is None else self.text.sha256, digest)
 
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models
@@ -157,6 +173,9 @@ class Callers:
 
     def __init__(self, config: CallersConfig, listeners: Iterable[Listener] = ()) -> None:
         self._stored: tuple[KeyRecord, ...] = ()
+        self._suspended: frozenset[Account] = frozenset()
+        self.rules: tuple[Rule, ...] = ()
+        """Limits kept in the database."""
         self._by_digest: dict[bytes, Caller] = {}
         self.version = -1
         self.known = False
@@ -184,9 +203,12 @@ class Callers:
         )
         self._rebuild()
 
-    def set_keys(self, keys: tuple[KeyRecord, ...], version: int) -> None:
-        self._stored = keys
-        self.version = version
+    def take(self, given: SetKeys) -> None:
+        """What the database has now."""
+        self._stored = given.keys
+        self._suspended = frozenset(given.suspended)
+        self.rules = given.rules
+        self.version = given.version
         self.known = True
         self._rebuild()
 
@@ -207,7 +229,11 @@ class Callers:
             )
             for k in self._config.keys
         ]
-        self._by_digest = {r.sha256: Caller(r) for r in records}
+        gone = self._suspended
+        self._by_digest = {old.sha256: Caller(r, old, gone) for r in self._stored for old in r.old}
+        self._by_digest |= {r.sha256: Caller(r, None, gone) for r in records}
+        if self._anonymous is not None:
+            self._anonymous = Caller(self._anonymous.record, None, gone)
         self.generation += 1
 
     def identify(self, request: Request, now: float) -> Caller:
@@ -216,20 +242,21 @@ class Callers:
         if text is None:
             if self._anonymous is None:
                 raise errors.no_key()
-            return self._anonymous
+            return _not_suspended(self._anonymous)
         digest = hashlib.sha256(text).digest()
         caller = self._by_digest.get(digest)
         # The dictionary finds candidates by a hash of 256 secret bits; the comparison that decides is constant-time.
-        if caller is not None and caller.record.matches(digest):
+        if caller is not None and caller.matches(digest):
             record = caller.record
             if record.revoked is not None:
                 raise _about(record, errors.revoked_key())
             if caller.expires <= time.time():
                 when = datetime.fromtimestamp(caller.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
-                raise _about(record, errors.expired_key(when))
-            return caller
+                expired = caller.expires == record.expires
+                raise _about(record, errors.expired_key(when) if expired else errors.rotated_key(when))
+            return _not_suspended(caller)
         if self._anonymous is not None and self._config.anonymous.any_key:
-            return self._anonymous
+            return _not_suspended(self._anonymous)
         if not self.known:
             raise errors.keys_unknown()
         wait = self._failed.failed(self.address_of(request), now)
@@ -260,6 +287,17 @@ class Callers:
 
     def __repr__(self) -> str:
         return f"<Callers {len(self._by_digest)} keys, version {self.version}>"
+
+
+def _not_suspended(caller: Caller) -> Caller:
+    """Raises Refusal."""
+    if caller.record.suspended is not None:
+        raise _about(caller.record, errors.suspended_key())
+    account = caller.suspended
+    if account is not None:
+        level = level_of(account)
+        raise _about(caller.record, errors.suspended_account(level, account[LEVELS.index(level)]))
+    return caller
 
 
 def _about(record: KeyRecord, refusal: Refusal) -> Refusal:

@@ -72,8 +72,8 @@ class Control:
                         await channel.send(self.snapshot())
                     case GetAdmission():
                         await channel.send(self.admission())
-                    case SetKeys(version, keys):
-                        self._gateway.callers.set_keys(keys, version)
+                    case SetKeys():
+                        self._gateway.take(message)
                         await channel.send(Done())
                     case SetEngines():
                         self._gateway.fleet.set_live(*live_of(message))

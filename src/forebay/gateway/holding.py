@@ -21,6 +21,7 @@ from forebay.gateway.front import Front
 from forebay.gateway.usage_limits import LimitUse, limits_of
 from forebay.ledger import limit_words
 from forebay.ledger.enginepricing import Dearest
+from forebay.ledger.in_force import in_force
 from forebay.ledger.limit_state import BadSnapshot, Carried, snapshot
 from forebay.ledger.limits import Denied, Held, Limits
 from forebay.ledger.rules import Rule
@@ -56,16 +57,16 @@ class Holding:
         self.limits = Limits(config.limits.end_users)
         self.currency = config.ledger.currency
         self._gateway = gateway
-        self._stored: tuple[Rule, ...] = ()
+        self._stored = gateway.callers.rules
         self._carried: Carried | None = None
         self.configure(config)
 
     def configure(self, config: Config) -> None:
-        self._own = tuple(Rule.of(quota, config.ledger.zone) for quota in config.quotas)
+        self._quotas, self._zone = config.quotas, config.ledger.zone
         self._apply()
 
     def set_stored(self, rules: tuple[Rule, ...]) -> None:
-        """Those of the database, beside the configuration's."""
+        """Those of the database, beside the configuration's, or in the place of its of the same name."""
         self._stored = rules
         self._apply()
 
@@ -95,7 +96,7 @@ class Holding:
             log.error("what was used of quotas cannot be kept for the next life: %s: %s", path, e.strerror)
 
     def _apply(self) -> None:
-        self.limits.configure((*self._own, *self._stored), monotonic(), time())
+        self.limits.configure(in_force(self._quotas, self._zone, self._stored), monotonic(), time())
         if self._carried is not None:
             self._carried.take(self.limits, monotonic(), time())
 

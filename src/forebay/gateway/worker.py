@@ -189,7 +189,7 @@ class Worker:
         except (OSError, msgspec.MsgspecError) as e:
             log.warning("the key snapshot %s cannot be read: %s", path, e)
             return
-        callers.set_keys(found.keys, found.version)
+        callers.take(found)
 
     def _context(self, tls: ServerTLS | None) -> ssl.SSLContext | None:
         if tls is None:

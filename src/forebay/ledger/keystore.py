@@ -1,84 +1,60 @@
-"""Keys in the database: what may be asked for, and the four things that are done with them.
+"""Keys in the database: what may be asked for, and what is done with them.
 
-The text of a key exists once, in the answer of `KeyStore.create`; the database has its SHA-256.
+The text of a key exists once, in the answer of `KeyStore.create` or `rotate`; the database has its SHA-256.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, RowMapping, Select, Table, case, func, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, Select, case, delete, func, insert, or_, select, update
 
-from forebay.config.models import Class, Name
+from forebay.config.models import Class
 from forebay.errors import shown
+from forebay.ledger.accounts import place
 from forebay.ledger.database import Database
-from forebay.ledger.records import KeyRecord, new_key
-from forebay.ledger.schema import departments, keys, organisations, projects, users, versions
+from forebay.ledger.lists import (
+    BadField,
+    Missing,
+    bump,
+    changing,
+    check_name,
+    parse_duration,
+    parse_expiry,
+    version_of,
+)
+from forebay.ledger.records import LEVELS, KeyRecord, OldText, new_key, new_text
+from forebay.ledger.schema import departments, keys, old_texts, organisations, projects, users
 
 MAX_KEYS: Final = 100_000
 """Most keys a worker is told of, and most that may be valid at once."""
 MAX_MODELS: Final = 256
 
-_NAME = TypeAdapter(Name)
-_DURATION = re.compile(r"(\d{1,9})\s*([smhdw])")
-_UNITS: Final = MappingProxyType({"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800})
-_FAR = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
+MAX_OLD: Final = 8
+"""Earlier texts of a key that are remembered, and so most that count at once."""
+OVERLAP: Final = 86_400
+"""Seconds that the old text of a rotated key counts on, where nobody says otherwise."""
+MAX_OVERLAP: Final = 52 * 7 * 86_400
 
 
-class BadField(Exception):
-    """What was asked for is not possible. `field` is the field's name."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-
-
-class UnknownKey(Exception):
+class UnknownKey(Missing):
     """No key has this id."""
 
 
-def parse_expiry(value: object, now: float) -> float | None:
-    """Seconds since the epoch of `30d`, `2027-01-31` (00:00 UTC), `2027-01-31T12:00+08:00`, or None for never.
-
-    Units: s, m (minutes), h, d, w. A time without an offset is UTC. Raises BadField.
-    """
+def parse_overlap(value: object) -> int:
+    """Seconds of `24h`, `0` and the like, at most a year; None is a day. Raises BadField."""
     if value is None:
-        return None
-    wanted = "write a duration like 30d, 12h or 2w, or a date or time like 2027-01-31 or 2027-01-31T12:00Z"
-    if not isinstance(value, str):
-        raise BadField("expires", f"{wanted}; not {shown(value)!r}")
-    m = _DURATION.fullmatch(value.strip())
-    if m is not None:
-        when = now + int(m[1]) * _UNITS[m[2]]
-    else:
-        try:
-            parsed = datetime.fromisoformat(value.strip())
-            when = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-        except (ValueError, OverflowError):
-            raise BadField("expires", f"{wanted}; not {shown(value)!r}") from None
-    if when <= now:
-        raise BadField("expires", f"{shown(value)!r} is not in the future")
-    if when > _FAR:
-        raise BadField("expires", f"{shown(value)!r} is after the year 2200; leave it out for a key that never expires")
-    return when
-
-
-def _name(field: str, value: object) -> str:
-    try:
-        return _NAME.validate_python(value, strict=True)
-    except ValidationError:
-        raise BadField(
-            field,
-            f"1 to 128 letters, digits and . _ : / @ + -, starting with a letter or a digit; not {shown(value)!r}",
-        ) from None
+        return OVERLAP
+    seconds = 0 if value == "0" else parse_duration(value) if isinstance(value, str) else None
+    if seconds is None:
+        raise BadField("overlap", f"write a duration like 24h, 30m or 7d, or 0 for none; not {shown(value)!r}")
+    if seconds > MAX_OVERLAP:
+        raise BadField("overlap", f"at most a year (52w), not {shown(value)!r}")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +74,13 @@ class NewKey:
     @classmethod
     def check(cls, fields: Mapping[str, object], now: float) -> NewKey:
         """From the fields of a request: `name` and any of the others, `class` spelt so. Raises BadField."""
-        known = ("name", *_LEVELS, "models", "class", "may_raise_class", "expires")
+        known = ("name", *LEVELS, "models", "class", "may_raise_class", "expires")
         for field in fields:
             if field not in known:
                 raise BadField(shown(field), f"is not a field of a key; there are {', '.join(known)}")
         if fields.get("name") is None:
             raise BadField("name", "is missing; give the key a name")
-        given = {f: _name(f, fields[f]) for f in _LEVELS if fields.get(f) is not None}
+        given = {f: check_name(f, fields[f]) for f in LEVELS if fields.get(f) is not None}
         models = fields.get("models") or ()
         if not isinstance(models, (list, tuple)):
             raise BadField("models", f"must be a list of model names, not {shown(models)!r}")
@@ -117,17 +93,13 @@ class NewKey:
         if not isinstance(may_raise, bool):
             raise BadField("may_raise_class", f"true or false, not {shown(may_raise)!r}")
         return cls(
-            name=_name("name", fields["name"]),
-            models=tuple(dict.fromkeys(_name("models", m) for m in models)),
+            name=check_name("name", fields["name"]),
+            models=tuple(dict.fromkeys(check_name("models", m) for m in models)),
             class_=Class(class_),
             may_raise_class=may_raise,
             expires=parse_expiry(fields.get("expires"), now),
             **given,
         )
-
-
-_LEVELS = ("organisation", "department", "project", "user")
-_TABLES = (organisations, departments, projects, users)
 
 
 class KeyStore:
@@ -141,10 +113,11 @@ class KeyStore:
         """The record and the key's text, which nothing can show again. Raises BadField where the name is taken."""
         key_id, text, digest = new_key()
         now = self._wall()
-        with self._changing() as connection:
-            if _count_valid(connection, now) >= MAX_KEYS:
-                raise BadField("name", f"there are {MAX_KEYS:,} valid keys already; revoke some")
-            user_id = _place(connection, new, now)
+        with changing(self._database) as connection:
+            _check_room(connection, now, "name")
+            user_id = place(
+                connection, (new.organisation, new.department or "", new.project or "", new.user or ""), now
+            )
             taken = select(keys.c.id).where(
                 keys.c.user_id == user_id, keys.c.name == new.name, keys.c.revoked.is_(None)
             )
@@ -166,7 +139,7 @@ class KeyStore:
                     expires=new.expires,
                 )
             )
-            _bump(connection)
+            bump(connection)
             return _get(connection, key_id), text
 
     def get(self, key_id: str) -> KeyRecord:
@@ -176,71 +149,103 @@ class KeyStore:
 
     def list(self) -> tuple[int, tuple[KeyRecord, ...]]:
         """The list's version and its keys, newest first: the valid ones, then what fits of the expired and revoked."""
-        now = self._wall()
-        dead = case((or_(keys.c.revoked.is_not(None), keys.c.expires <= now), 1), else_=0)
         with self._database.read() as connection:
-            query = _records().order_by(dead, keys.c.created.desc(), keys.c.id).limit(MAX_KEYS)
-            return _version(connection), tuple(_record(row) for row in connection.execute(query).mappings())
+            return version_of(connection), self.records(connection)
+
+    def records(self, connection: Connection) -> tuple[KeyRecord, ...]:
+        """As `list`, in a transaction that goes on."""
+        dead = case((or_(keys.c.revoked.is_not(None), keys.c.expires <= self._wall()), 1), else_=0)
+        query = _records().order_by(dead, keys.c.created.desc(), keys.c.id).limit(MAX_KEYS)
+        old = _old_texts(connection)
+        return tuple(_record(row, old.get(row["id"], ())) for row in connection.execute(query).mappings())
 
     def revoke(self, key_id: str) -> KeyRecord:
         """The record with the time of its (first) revocation. Raises UnknownKey."""
-        with self._changing() as connection:
+        with changing(self._database) as connection:
             found = _get(connection, key_id)
             if found.revoked is not None:
                 return found
             connection.execute(update(keys).where(keys.c.id == key_id).values(revoked=self._wall()))
-            _bump(connection)
+            bump(connection)
             return _get(connection, key_id)
+
+    def rotate(self, key_id: str, overlap: float) -> tuple[KeyRecord, str]:
+        """The record and the key's new text. The text it had, and all before that, count for `overlap` seconds more at
+        most. Raises UnknownKey, and BadField for a key that no text helps, or with too many texts."""
+        now = self._wall()
+        with changing(self._database) as connection:
+            found = _changeable(connection, key_id)
+            if found.expires is not None and found.expires <= now:
+                raise BadField("id", f"key {key_id} has expired; `forebay key expire {key_id} WHEN` gives it more time")
+            ends = now + overlap
+            mine = old_texts.c.key_id == key_id
+            connection.execute(update(old_texts).where(mine, old_texts.c.ends > ends).values(ends=ends))
+            kept = [old.sha256 for old in found.old[: MAX_OLD - 1]]
+            if overlap and len(found.old) >= MAX_OLD and found.old[MAX_OLD - 1].ends > now:
+                raise BadField(
+                    "overlap",
+                    f"{MAX_OLD} earlier texts of key {key_id} count still; wait, or rotate it with an overlap of 0, "
+                    "which ends them all",
+                )
+            connection.execute(delete(old_texts).where(mine, old_texts.c.sha256.not_in(kept)))
+            connection.execute(insert(old_texts).values(key_id=key_id, sha256=found.sha256, ends=ends))
+            text, digest = new_text(key_id)
+            connection.execute(update(keys).where(keys.c.id == key_id).values(sha256=digest, rotated=now))
+            bump(connection)
+            return _get(connection, key_id), text
+
+    def expire(self, key_id: str, expires: float | None) -> KeyRecord:
+        """Let a key expire at another time; None: never. Raises UnknownKey, BadField."""
+        now = self._wall()
+        with changing(self._database) as connection:
+            found = _changeable(connection, key_id)
+            was_over = found.expires is not None and found.expires <= now
+            if was_over and (expires is None or expires > now):
+                _check_room(connection, now, "expires")
+            return self._set(connection, key_id, expires=expires)
+
+    def suspend(self, key_id: str) -> KeyRecord:
+        """Keeps the time of the first call since the last `resume`. Raises UnknownKey, BadField."""
+        with changing(self._database) as connection:
+            found = _changeable(connection, key_id)
+            return found if found.suspended is not None else self._set(connection, key_id, suspended=self._wall())
+
+    def resume(self, key_id: str) -> KeyRecord:
+        """Raises UnknownKey, BadField."""
+        with changing(self._database) as connection:
+            found = _changeable(connection, key_id)
+            return found if found.suspended is None else self._set(connection, key_id, suspended=None)
+
+    def _set(self, connection: Connection, key_id: str, **values: float | None) -> KeyRecord:
+        connection.execute(update(keys).where(keys.c.id == key_id).values(values))
+        bump(connection)
+        return _get(connection, key_id)
 
     def version(self) -> int:
         """A number that differs after every change of the list."""
         with self._database.read() as connection:
-            return _version(connection)
-
-    @contextmanager
-    def _changing(self) -> Iterator[Connection]:
-        """A transaction that no other change of the list, of whichever host, can overlap."""
-        with self._database.write() as connection:
-            connection.execute(select(versions).where(versions.c.name == "keys").with_for_update())
-            yield connection
+            return version_of(connection)
 
     def __repr__(self) -> str:
         return f"<KeyStore {self._database}>"
 
 
-def _count_valid(connection: Connection, now: float) -> int:
+def _check_room(connection: Connection, now: float, field: str) -> None:
+    """That one more key may be valid. Raises BadField."""
     valid = select(func.count()).where(keys.c.revoked.is_(None), or_(keys.c.expires.is_(None), keys.c.expires > now))
-    return connection.execute(valid).scalar_one()
+    if connection.execute(valid).scalar_one() >= MAX_KEYS:
+        raise BadField(field, f"there are {MAX_KEYS:,} valid keys already; revoke some")
 
 
-def _place(connection: Connection, new: NewKey, now: float) -> int:
-    """The user row the key hangs from; levels are made as they are first named."""
-    path = (new.organisation, new.department or "", new.project or "", new.user or "")
-    above: int | None = None
-    for table, name in zip(_TABLES, path, strict=True):
-        above = _find(connection, table, above, name) or _make(connection, table, above, name, now)
-    assert above is not None
-    return above
-
-
-def _find(connection: Connection, table: Table, parent: int | None, name: str) -> int | None:
-    query = select(table.c.id).where(table.c.name == name)
-    if parent is not None:
-        query = query.where(table.c.parent_id == parent)
-    return connection.execute(query).scalar()
-
-
-def _make(connection: Connection, table: Table, parent: int | None, name: str, now: float) -> int:
-    values: dict[str, Any] = {"name": name, "created": now} | ({} if parent is None else {"parent_id": parent})
-    return int(connection.execute(insert(table).values(values).returning(table.c.id)).scalar_one())
-
-
-def _bump(connection: Connection) -> None:
-    connection.execute(update(versions).where(versions.c.name == "keys").values(value=versions.c.value + 1))
-
-
-def _version(connection: Connection) -> int:
-    return int(connection.execute(select(versions.c.value).where(versions.c.name == "keys")).scalar_one())
+def _old_texts(connection: Connection, key_id: str | None = None) -> dict[str, tuple[OldText, ...]]:
+    """By key, the last to end first; of all keys, or of one."""
+    query = select(old_texts.c.key_id, old_texts.c.sha256, old_texts.c.ends)
+    if key_id is not None:
+        query = query.where(old_texts.c.key_id == key_id)
+    found: dict[str, list[OldText]] = defaultdict(list)
+    for owner, digest, ends in connection.execute(query.order_by(old_texts.c.ends.desc(), old_texts.c.sha256)):
+        found[owner].append(OldText(bytes(digest), ends))
+    return {owner: tuple(texts) for owner, texts in found.items()}
 
 
 def _records() -> Select[Any]:
@@ -258,14 +263,22 @@ def _records() -> Select[Any]:
     )
 
 
+def _changeable(connection: Connection, key_id: str) -> KeyRecord:
+    """Raises UnknownKey; BadField for a key whose life is over."""
+    found = _get(connection, key_id)
+    if found.revoked is not None:
+        raise BadField("id", f"key {key_id} is revoked, which is final; create another")
+    return found
+
+
 def _get(connection: Connection, key_id: str) -> KeyRecord:
     row = connection.execute(_records().where(keys.c.id == key_id)).mappings().one_or_none()
     if row is None:
         raise UnknownKey(f"There is no key with the id '{shown(key_id)}'; `forebay key list` shows the ids.")
-    return _record(row)
+    return _record(row, _old_texts(connection, key_id).get(key_id, ()))
 
 
-def _record(row: RowMapping) -> KeyRecord:
+def _record(row: RowMapping, old: tuple[OldText, ...]) -> KeyRecord:
     return KeyRecord(
         id=row["id"],
         sha256=bytes(row["sha256"]),
@@ -280,4 +293,7 @@ def _record(row: RowMapping) -> KeyRecord:
         created=row["created"],
         expires=row["expires"],
         revoked=row["revoked"],
+        suspended=row["suspended"],
+        rotated=row["rotated"],
+        old=old,
     )

@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from forebay.ledger.tokens import KINDS
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest migration; a test compares it with the scripts."""
 
 metadata = MetaData(
@@ -59,6 +59,8 @@ def _level(name: str, parent: str | None) -> Table:
         Column("id", Integer, primary_key=True),
         Column("name", String(128), nullable=False),
         Column("created", Double, nullable=False),
+        Column("suspended", Double),
+        Column("labels", Text, nullable=False, server_default="{}"),  # a JSON object of names and values
         *above,
     )
 
@@ -81,6 +83,8 @@ keys = Table(
     Column("created", Double, nullable=False),
     Column("expires", Double),
     Column("revoked", Double),
+    Column("suspended", Double),
+    Column("rotated", Double),
     CheckConstraint("class IN ('vip', 'normal', 'low')", name="class"),
     CheckConstraint("length(sha256) = 32", name="sha256"),
 )
@@ -93,6 +97,26 @@ live_key_names = Index(
     sqlite_where=text("revoked IS NULL"),
     postgresql_where=text("revoked IS NULL"),
 )
+
+old_texts = Table(
+    "old_texts",
+    metadata,
+    Column("sha256", LargeBinary(32), primary_key=True),
+    Column("key_id", String(32), ForeignKey("keys.id"), nullable=False, index=True),
+    Column("ends", Double, nullable=False),
+    CheckConstraint("length(sha256) = 32", name="sha256"),
+)
+"""Texts that rotated keys had before."""
+
+limits = Table(
+    "limits",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("rule", Text, nullable=False),  # `ledger.rules.Rule` as JSON
+    Column("created", Double, nullable=False),
+    Column("changed", Double, nullable=False),
+)
+"""Limits beside the configuration's `quotas`."""
 
 versions = Table(
     "versions",

@@ -16,7 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from forebay.ledger.records import KeyRecord
+from forebay.ledger.records import Account, KeyRecord
+from forebay.ledger.rules import Rule
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
@@ -60,8 +61,14 @@ class GetSnapshot(msgspec.Struct, tag="get_snapshot", frozen=True):
 
 
 class SetKeys(msgspec.Struct, tag="set_keys", frozen=True):
+    """Who may call, and how much, as the database has it."""
+
     version: int
     keys: tuple[KeyRecord, ...]
+    suspended: tuple[Account, ...] = ()
+    """Accounts whose keys are refused; keys of the configuration too."""
+    rules: tuple[Rule, ...] = ()
+    """Limits beside the configuration's `quotas`, as far as those have other names."""
 
 
 class SetEngines(msgspec.Struct, tag="set_engines", frozen=True):

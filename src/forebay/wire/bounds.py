@@ -20,6 +20,7 @@ class LimitValues:
     write_buffer_bytes: int
     connections: int
     pipelined: int
+    end_users: int
 
     @classmethod
     def of(cls, limits: Limits) -> LimitValues:
