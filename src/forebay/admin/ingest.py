@@ -23,7 +23,9 @@ if TYPE_CHECKING:  # SQLAlchemy: imported on the thread
     from forebay.ledger.intake import Followed, Intake, Swept
 
 POLL: Final = 0.25
-"""Seconds between looks at the journals, where nothing is said."""
+"""Seconds between looks at the journals."""
+POLL_WAITED_FOR: Final = 0.01
+"""As POLL, where first bytes wait for the database."""
 CALL: Final = 30.0
 """Seconds a run may take: each of its statements is bounded by the database's own."""
 BACK_OFF: Final = (0.25, 10.0)
@@ -46,6 +48,7 @@ class Ingest:
         workers: int,
         clock: Clock,
         unusable: Callable[[], str],
+        poll: float = POLL,
         on_booked: Callable[[int, int], object] = lambda worker, position: None,
     ) -> None:
         """`unusable` says why the database cannot be opened, "" where it can: what has been said is not tried here too.
@@ -56,6 +59,7 @@ class Ingest:
         self._workers = workers
         self._clock = clock
         self._unusable = unusable
+        self._poll = poll
         self._on_booked = on_booked
         self._threads = Threads("ledger", count=1, bound=2)
         self._intake: Intake | None = None
@@ -92,7 +96,7 @@ class Ingest:
             delay = BACK_OFF[0]
             if not more:
                 try:
-                    async with asyncio.timeout(POLL):
+                    async with asyncio.timeout(self._poll):
                         await self._nudged.wait()
                 except TimeoutError:
                     pass
@@ -244,14 +248,10 @@ class Ingest:
 
 
 _TOTALS: Final = (
-    ("records", "forebay_ledger_records_total", "Journal records that were read into the database."),
+    ("records", "forebay_ledger_ingested_total", "Journal records that were read into the database."),
     ("settled", "forebay_ledger_settled_total", "Attempts that were settled in the database."),
     ("again", "forebay_ledger_again_total", "Settlements that were ignored: their attempt was settled already."),
-    (
-        "late",
-        "forebay_ledger_late_total",
-        "Settlements that came after an estimate had settled their attempt; booked as adjustments.",
-    ),
+    ("late", "forebay_ledger_late_total", "Settlements after a survivor's estimate; booked as adjustments."),
     ("strays", "forebay_ledger_strays_total", "Settlements without a reservation; booked to the key `unknown`."),
     ("unpriced", "forebay_ledger_unpriced_total", "Attempts that were settled without a price."),
     ("orphans", "forebay_ledger_orphans_total", "Attempts that nobody settled in time and were settled by estimate."),

@@ -26,7 +26,7 @@ from forebay.admin.alertapi import alert_routes
 from forebay.admin.alerting import Alerting
 from forebay.admin.alerts import make_alerting, rules_of
 from forebay.admin.engines import Engines
-from forebay.admin.ingest import Ingest
+from forebay.admin.ingest import POLL, POLL_WAITED_FOR, Ingest
 from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
 from forebay.admin.public import public_app
@@ -34,6 +34,7 @@ from forebay.admin.serving import Server
 from forebay.admin.usage import UsageReports, usage_endpoint, usage_routes
 from forebay.admin.view import GatewayState, private_folder
 from forebay.clock import SystemClock
+from forebay.config.ledger import Durability
 from forebay.config.models import Config
 from forebay.gateway import logs
 from forebay.state.channel import Channel, ChannelBroken
@@ -95,7 +96,10 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     alerting = make_alerting(state, keys, clock)
     ledger = config.ledger
     if ledger.enabled:
-        state.ledger = Ingest(config.database, config.state_dir, ledger.currency, WORKERS, clock, lambda: keys.status)
+        poll = POLL_WAITED_FOR if ledger.durability is Durability.DATABASE else POLL
+        state.ledger = Ingest(
+            config.database, config.state_dir, ledger.currency, WORKERS, clock, lambda: keys.status, poll
+        )
     public = Server(public_app(state, keys, usage_endpoint(usage)), socket.socket(fileno=start.fds[0]))
     more = (alert_routes(alerting), usage_routes(usage))
     servers = (public, Server(private_app(state, keys, Engines(state), *more), unix))
