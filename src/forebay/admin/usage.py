@@ -22,6 +22,7 @@ from forebay.admin.public import Endpoint, explained
 from forebay.admin.threads import Busy, Threads
 from forebay.admin.view import GatewayState
 from forebay.clock import Clock
+from forebay.state.messages import journals
 
 if TYPE_CHECKING:  # SQLAlchemy takes 0.4 s to import: done on a thread, when the first report is asked for
     from forebay.ledger.database import Database
@@ -59,7 +60,9 @@ class UsageReports:
 
             try:
                 config = self._state.config
-                found = answer(self._open(), given, config.ledger, self._clock.wall(), config.state_dir, SLACK)
+                found = answer(
+                    self._open(), given, config.ledger, self._clock.wall(), journals(config.state_dir), SLACK
+                )
                 if not csv:
                     return as_json(found)
                 file = io.StringIO(newline="")

@@ -28,7 +28,7 @@ from forebay.errors import shown
 from forebay.ledger.asked import Wrong
 from forebay.ledger.usage import Report, as_json, cut, from_json
 from forebay.plan.written import replacing, to_stdout
-from forebay.state.messages import admin_socket
+from forebay.state.messages import admin_socket, journals
 
 _BARE = ("--day", "--month")
 
@@ -195,7 +195,7 @@ def _read(config: Config, given: dict[str, list[str]]) -> Report:
             _fail(f"there is no database {database.file}; is --config or --state-dir the right one?", EX_UNAVAILABLE)
         try:
             database.check()
-            return answer(database, given, config.ledger, time.time(), config.state_dir)
+            return answer(database, given, config.ledger, time.time(), journals(config.state_dir))
         finally:
             database.close()
     except DatabaseUrl as e:

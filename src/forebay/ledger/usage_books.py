@@ -33,10 +33,11 @@ _EACH: Final = 500
 
 
 def answer(
-    database: Database, given: Mapping[str, Sequence[str]], books: Ledger, now: float, state_dir: Path, slack: int = 0
+    database: Database, given: Mapping[str, Sequence[str]], books: Ledger, now: float, root: Path, slack: int = 0
 ) -> Report:
     """What is asked for in `given`: `asked.PARAMETERS`, and `focus`, which asks for what an export as FOCUS needs.
-    `slack`: bytes of this host's journals that may be missing without a word. Raises Wrong, DatabaseError."""
+    `root`: of this host's journals; `slack`: bytes of them that may be missing without a word. Raises Wrong,
+    DatabaseError."""
     given = dict(given)
     focus = given.pop("focus", None)
     found = asked(given, now, books.zone)
@@ -45,16 +46,16 @@ def answer(
     with database.read() as connection:
         made = _report(connection, found, books.currency, now)
         if found.until > now - _RECENT:
-            made = msgspec.structs.replace(made, notes=tuple(_missing(connection, state_dir, slack)))
+            made = msgspec.structs.replace(made, notes=tuple(_missing(connection, root, slack)))
     return made
 
 
-def _missing(connection: Connection, state_dir: Path, slack: int) -> Iterator[str]:
+def _missing(connection: Connection, root: Path, slack: int) -> Iterator[str]:
     """What the journals hold and the database does not."""
     positions = {row.owner: row.position for row in connection.execute(select(journals.c.owner, journals.c.position))}
     behind = 0
     try:
-        for folder in journal_folders(state_dir):
+        for folder in journal_folders(root):
             behind += bytes_behind(folder, positions.get(owner_of(folder), 0))
     except (OSError, JournalError) as e:
         yield f"What the journals hold beyond this is not known: {shown(e, 300)}. `forebay ledger status` shows more."
