@@ -42,6 +42,12 @@ def settled(forebay: Forebay) -> float:
     return sum(value for name, value in samples if f'model="{MODEL}"' in name and 'how="exact"' in name)
 
 
+def chats(forebay: Forebay) -> int:
+    """The status of one chat with the configuration's key `first`."""
+    found: int = forebay.call("POST", "/v1/chat/completions", chat(2, stream=False))[0]
+    return found
+
+
 def begun(forebay: Forebay, key: str) -> tuple[socket.socket, bytes]:
     """A stream of which the first content has come, and far from its end."""
     client = connect(forebay.port)
@@ -85,6 +91,8 @@ def test_what_runs_goes_on_and_what_is_new_is_refused() -> None:
             assert status(forebay, KEY) == (403, "account_suspended")  # a key of the configuration
             api(forebay, "/accounts/resume", {"organisation": "default"})
             assert status(forebay, KEY) == (200, "")
+            api(forebay, "/limits", {"name": "few", "key": "first", "requests_per_minute": 1})
+            assert [chats(forebay) for _ in range(2)] == [200, 429]
             api(forebay, "/accounts/suspend", {"organisation": "acme"})
             assert status(forebay, newest) == (403, "account_suspended")
             assert forebay.stop() == 0
@@ -94,3 +102,4 @@ def test_what_runs_goes_on_and_what_is_new_is_refused() -> None:
             assert status(forebay, newest) == (403, "account_suspended")
             assert status(forebay, one) == (401, "rotated_api_key")
             assert status(forebay, KEY) == (200, "")
+            eventually(lambda: chats(forebay) == 429)  # the engine is known, and the limit too
