@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from forebay.admin.alert_books import DatabaseBooks
 from forebay.admin.alerting import Alerting
 from forebay.admin.keys import Keys
-from forebay.admin.troubles import JournalTrouble, Troubles, database_trouble
+from forebay.admin.troubles import JournalTrouble, Troubles, database_trouble, intake_trouble
 from forebay.admin.view import GatewayState
 from forebay.clock import Clock
 from forebay.config.models import Config
@@ -29,8 +29,12 @@ def make_alerting(state: GatewayState, keys: Keys, clock: Clock) -> Alerting:
         """The books are looked at once somebody has opened the database, and brought its tables up to date."""
         return keys.status
 
-    books = DatabaseBooks(config.database, config.state_dir, config.ledger.zone, status, limits)
-    troubles = Troubles((database_trouble(keys), JournalTrouble(state.workers)), clock)
+    def zone() -> str:
+        return state.config.ledger.zone
+
+    books = DatabaseBooks(config.database, config.state_dir, zone, status, limits)
+    sources = (database_trouble(keys), intake_trouble(state, keys), JournalTrouble(state.workers))
+    troubles = Troubles(sources, clock)
     path = alerts_outbox(config.state_dir)
     alerting = Alerting(rules_of(config), books, troubles, path, secrets.token_hex(8), clock)
     state.own.append(alerting.families)
