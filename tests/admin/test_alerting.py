@@ -165,6 +165,21 @@ def test_trouble_with_the_books_is_told_without_a_database(
         admin.close()
 
 
+def test_limits_of_the_database_are_looked_at(
+    state_dir: Path, hooks: HookServer, books: Books, worker: FakeWorker
+) -> None:
+    admin = Admin(configured(state_dir, hooks, receivers=[])).start()
+    try:
+        worker.keys()
+        made = admin.api("POST", "/limits", {"name": "theirs", "each": "project", "tokens_per_day": 1_000})
+        assert made.status in (200, 201), made
+        books.add([spent(time.time(), tokens=1_000)])
+        (found,) = eventually(lambda: [a for a in listed(admin) if a["type"] == "quota_reached"])
+        assert (found["data"]["limit"], found["data"]["used"]) == ("theirs", 1_000)
+    finally:
+        admin.close()
+
+
 def test_a_reload_changes_receivers(state_dir: Path, hooks: HookServer, books: Books, worker: FakeWorker) -> None:
     admin = Admin(configured(state_dir, hooks, receivers=[])).start()
     try:

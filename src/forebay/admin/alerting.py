@@ -99,7 +99,10 @@ class Alerting:
         while True:
             self._changed.clear()
             began = self._clock.now()
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # a defect here must not end the process that serves keys and metrics
+                _log.exception("alerts: a look failed")
             rest = max(self._rules.rules.every, min(SHARE * (self._clock.now() - began), LONGEST))
             try:
                 async with asyncio.timeout(rest):

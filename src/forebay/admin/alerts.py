@@ -13,6 +13,7 @@ from forebay.admin.view import GatewayState
 from forebay.clock import Clock
 from forebay.config.models import Config
 from forebay.ledger.alerts import Rules
+from forebay.ledger.in_force import in_force
 from forebay.ledger.rules import Rule
 from forebay.state.messages import alerts_outbox
 
@@ -22,8 +23,8 @@ def make_alerting(state: GatewayState, keys: Keys, clock: Clock) -> Alerting:
     config = state.config
 
     def limits() -> Sequence[Rule]:
-        """As the configuration has them now."""
-        return [Rule.of(quota, state.config.ledger.zone) for quota in state.config.quotas]
+        """The configuration's, and the database's of other names, as workers have them."""
+        return in_force(state.config.quotas, zone(), keys.rules)
 
     def status() -> str:
         """The books are looked at once somebody has opened the database, and brought its tables up to date."""
