@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
@@ -14,11 +15,17 @@ import pytest
 from admin_process import Admin, FakeWorker
 from alert_receiver import SECRET, HookServer, Say, hook_server, verified
 from books import Books, spent
+from forebay.admin.alert_books import DatabaseBooks
+from forebay.admin.alerting import LISTED, MOST, Alerting
 from forebay.cli.main import run
+from forebay.clock import ManualClock
 from forebay.config.models import Address, Config
+from forebay.ledger.alerts import Rules
 from forebay.ledger.database import Database
 from forebay.state.messages import FamilySnapshot, Reload, alerts_outbox
 from waiting import eventually
+
+NOON = 1_790_000_000.0
 
 
 @pytest.fixture
@@ -30,7 +37,9 @@ def hooks() -> Iterator[HookServer]:
 def configured(state_dir: Path, hooks: HookServer, **alerts: Any) -> Config:
     receiver = {"name": "ops", "url": hooks.url, "secret": SECRET}
     section = {"receivers": [receiver], "every": 0.1, "back_off": 0.05, "back_off_most": 0.1} | alerts
-    return Config.model_validate({"state_dir": state_dir, "admin": Address(host="127.0.0.1"), "alerts": section})
+    quotas = [{"name": "each-key", "each": "key", "tokens_per_day": 15_000}]
+    found = {"state_dir": state_dir, "admin": Address(host="127.0.0.1"), "alerts": section, "quotas": quotas}
+    return Config.model_validate(found)
 
 
 @pytest.fixture
@@ -59,24 +68,24 @@ def test_alerts_arrive_once_each_also_over_a_restart(
     books.add([spent(now, tokens=12_000), spent(now, tokens=3, cost=None, model="new")])
     admin = Admin(configured(state_dir, hooks)).start()
     try:
-        got = hooks.wait(2)
-        assert kinds(hooks) == ["burst", "unpriced_model"]
+        got = hooks.wait(3)
+        assert kinds(hooks) == ["burst", "quota_near", "unpriced_model"]
         for one in got:
             verified(one, time.time())
         delivered = 'forebay_alert_deliveries_total{receiver="ops",result="delivered"}'
-        assert eventually(lambda: admin.metric(delivered) == 2)
+        assert eventually(lambda: admin.metric(delivered) == 3)
         assert admin.metric('forebay_alerts_total{rule="burst"}') == 1
         assert admin.metric('forebay_alerts_waiting{receiver="ops"}') == 0
         admin.kill(signal.SIGKILL)
         admin.start()
         # A new matter is told of; what is new of the old one is looked at in the same transaction, and is not.
-        books.add([spent(time.time(), tokens=30_000, key="k2", name="cd"), spent(time.time(), tokens=12_000)])
-        hooks.wait(3)
-        assert kinds(hooks) == ["burst", "burst", "unpriced_model"]
-        assert len({one.id for one in hooks.got}) == 3
+        books.add([spent(time.time(), tokens=14_999, key="k2", name="cd"), spent(time.time(), tokens=2_000)])
+        hooks.wait(5)
+        assert kinds(hooks) == ["burst", "burst", "quota_near", "quota_near", "unpriced_model"]
+        assert len({one.id for one in hooks.got}) == 5
         eventually(lambda: not any(a["waits_for"] for a in listed(admin)))
         assert sorted(a["type"] for a in listed(admin)) == kinds(hooks)
-        assert len(hooks.got) == 3
+        assert len(hooks.got) == 5
     finally:
         admin.close()
     assert SECRET not in admin.log.read_text()
@@ -86,7 +95,7 @@ def test_alerts_arrive_once_each_also_over_a_restart(
 def test_a_kill_loses_no_alert(state_dir: Path, hooks: HookServer, books: Books, worker: FakeWorker) -> None:
     """One waits for its receiver; of another only the claim was made, and it never reached the outbox."""
     hooks.always = Say(503)
-    books.add([spent(time.time(), tokens=12_000), spent(time.time(), tokens=30_000, key="k2", name="cd")])
+    books.add([spent(time.time(), tokens=11_000), spent(time.time(), tokens=11_500, key="k2", name="cd")])
     admin = Admin(configured(state_dir, hooks)).start()
     try:
         hooks.wait(2)
@@ -108,6 +117,34 @@ def test_a_kill_loses_no_alert(state_dir: Path, hooks: HookServer, books: Books,
         admin.close()
 
 
+def test_hosts_that_share_a_database_tell_each_alert_once(
+    state_dir: Path, hooks: HookServer, books: Books, tmp_path: Path
+) -> None:
+    keys = [f"k{n}" for n in range(2 * MOST)]
+    books.add([spent(NOON, tokens=20_000, key=key, name=key) for key in keys])
+    section = configured(state_dir, hooks, receivers=[]).alerts
+
+    async def main() -> None:
+        clock = ManualClock(wall=NOON + 1)
+        hosts = []
+        for n in range(2):
+            host_books = DatabaseBooks("", state_dir, lambda: "UTC", lambda: "", lambda: ())
+            path = tmp_path / f"{n}.json"
+            hosts.append(Alerting(Rules(section, "USD", "UTC"), host_books, lambda: (), path, f"host-{n}", clock))
+        # What the other host has does not stand in the way of what nobody has yet.
+        assert [await host.look() for host in (*hosts, *hosts)] == [MOST, 0, MOST, 0]
+        found = [host.delivery.outbox.state.told.keys() for host in hosts]
+        assert (len(found[0]), len(found[1])) == (2 * MOST, 0)
+        books.add([spent(NOON, tokens=20_000, key="last", name="last")])
+        assert sum([await host.look() for host in reversed(hosts)]) == 1
+        assert len(found[1]) == 1
+        assert len((await hosts[0].rows())["alerts"]) == LISTED
+        for host in hosts:
+            await host.close()
+
+    asyncio.run(main())
+
+
 def test_trouble_with_the_books_is_told_without_a_database(
     state_dir: Path, hooks: HookServer, worker: FakeWorker
 ) -> None:
@@ -124,6 +161,21 @@ def test_trouble_with_the_books_is_told_without_a_database(
         assert found["journal_full"]["severity"] == "critical"
         answer = admin.api("GET", "/alerts").json
         assert "is not an SQLite database" in answer["why"]
+    finally:
+        admin.close()
+
+
+def test_limits_of_the_database_are_looked_at(
+    state_dir: Path, hooks: HookServer, books: Books, worker: FakeWorker
+) -> None:
+    admin = Admin(configured(state_dir, hooks, receivers=[])).start()
+    try:
+        worker.keys()
+        made = admin.api("POST", "/limits", {"name": "theirs", "each": "project", "tokens_per_day": 1_000})
+        assert made.status in (200, 201), made
+        books.add([spent(time.time(), tokens=1_000)])
+        (found,) = eventually(lambda: [a for a in listed(admin) if a["type"] == "quota_reached"])
+        assert (found["data"]["limit"], found["data"]["used"]) == ("theirs", 1_000)
     finally:
         admin.close()
 
@@ -177,14 +229,14 @@ def test_the_command_lists_and_tests(
     wrong = forebay("test", "--config", str(file), "--receiver", "opps")
     assert wrong == (2, "", "forebay alerts: there is no receiver 'opps'; there are ops\n")
 
-    books.add([spent(time.time(), tokens=12_000)])
+    books.add([spent(time.time(), tokens=11_000)])
     admin = Admin(configured(state_dir, hooks)).start()
     try:
         hooks.wait(2)
         eventually(lambda: [a for a in listed(admin) if not a["waits_for"]])
         code, out, err = forebay("list", "--state-dir", str(state_dir))
         assert (code, err) == (0, "")
-        assert "12,000 tokens in a minute: key ci (acme / bot)" in out
+        assert "11,000 tokens in a minute: key ci (acme / bot)" in out
         hooks.answers = [Say(500, b"out of order")]
         code, out, err = forebay("test", "--state-dir", str(state_dir), "--receiver", "ops")
         assert code == 1

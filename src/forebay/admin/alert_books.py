@@ -29,13 +29,13 @@ class DatabaseBooks:
         self,
         url: str,
         state_dir: Path,
-        zone: str,
+        zone: Callable[[], str],
         status: Callable[[], str],
         rules: Callable[[], Sequence[Rule]],
     ) -> None:
-        """`status`: why the database cannot be used; empty where it can, its tables being up to date. `rules`: the
-        limits in force."""
-        self.zone = zone
+        """`zone`: `ledger.zone`. `status`: why the database cannot be used; empty where it can, its tables being up to
+        date. `rules`: the limits in force."""
+        self._zone = zone
         self._url = url
         self._state_dir = state_dir
         self._status = status
@@ -48,7 +48,7 @@ class DatabaseBooks:
     async def look(
         self, find: Callable[[Usage], list[Alert]], owner: str, now: float, since: float | None
     ) -> list[Alert]:
-        rules, zone = tuple(self._rules()), self.zone
+        rules, zone = tuple(self._rules()), self._zone()
 
         def look(database: Database) -> list[Alert]:
             from forebay.ledger import alert_book

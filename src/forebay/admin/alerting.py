@@ -31,6 +31,8 @@ SHARE: Final = 10.0
 of a database's time,"""
 LONGEST: Final = 600.0
 """but by no longer one than this, in seconds."""
+REMEMBERED: Final = 50_000
+"""Ids of other hosts' alerts that are not asked for again."""
 LISTED: Final = 200
 """Past alerts that are listed at most."""
 
@@ -54,6 +56,8 @@ class Books(Protocol):
     async def history(self, most: int) -> list[Alert]:
         """Alerts of every host, newest first."""
         ...
+
+    async def close(self) -> None: ...
 
 
 class Alerting:
@@ -79,6 +83,8 @@ class Alerting:
         self._why = ""
         self._lost = True
         """What was claimed before may not be in the outbox."""
+        self._others: dict[str, None] = {}
+        """Ids that another host has, oldest first."""
         self._changed = asyncio.Event()
 
     def configure(self, rules: Rules) -> None:
@@ -93,7 +99,10 @@ class Alerting:
         while True:
             self._changed.clear()
             began = self._clock.now()
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # a defect here must not end the process that serves keys and metrics
+                _log.exception("alerts: a look failed")
             rest = max(self._rules.rules.every, min(SHARE * (self._clock.now() - began), LONGEST))
             try:
                 async with asyncio.timeout(rest):
@@ -109,10 +118,11 @@ class Alerting:
         for alert in rules.troubles(self._troubles(), now, owner):
             new += await self.delivery.put(alert)
 
+        found: dict[str, Alert] = {}
+
         def find(usage: Usage) -> list[Alert]:
-            found: dict[str, Alert] = {}
             for alert in rules.look(usage, now):
-                if not outbox.known(alert.id):
+                if alert.id not in self._others and not outbox.known(alert.id):
                     found.setdefault(alert.id, alert)
                 if len(found) >= MOST:
                     rules.again()
@@ -121,7 +131,7 @@ class Alerting:
 
         try:
             since = now - rules.rules.keep_trying if self._lost else None
-            found = await self._books.look(find, owner, now, since)
+            ours = await self._books.look(find, owner, now, since)
         except Unreadable as e:
             if str(e) != self._why:
                 _log.warning("alerts: the books cannot be looked at: %s", e)
@@ -129,8 +139,11 @@ class Alerting:
             rules.again()
             return new
         self._why, self._lost = "", False
-        for alert in found:
+        for alert in ours:
             new += await self.delivery.put(alert)
+        self._others |= dict.fromkeys(found.keys() - {alert.id for alert in ours})
+        while len(self._others) > REMEMBERED:
+            del self._others[next(iter(self._others))]
         return new
 
     async def test(self, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -165,6 +178,7 @@ class Alerting:
 
     async def close(self) -> None:
         await self.delivery.close()
+        await self._books.close()
 
     def __repr__(self) -> str:
         return f"<Alerting {self.delivery!r}{' ' + self._why if self._why else ''}>"
@@ -194,7 +208,11 @@ async def send_tests(receivers: Sequence[Receiver], rules: Alerts, clock: Clock)
             data={"receiver": receiver.name},
         )
         began = clock.now()
-        verdict = await Line(receiver, clock.wall).send(alert, rules.timeout)
+        line = Line(receiver, clock.wall)
+        try:
+            verdict = await line.send(alert, rules.timeout)
+        finally:
+            line.close()
         return {
             "receiver": receiver.name,
             "kind": receiver.kind.value,

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from forebay.admin.alert_books import DatabaseBooks
 from forebay.admin.alerting import Alerting
 from forebay.admin.keys import Keys
-from forebay.admin.troubles import JournalTrouble, Troubles, database_trouble
+from forebay.admin.troubles import JournalTrouble, Troubles, database_trouble, intake_trouble
 from forebay.admin.view import GatewayState
 from forebay.clock import Clock
 from forebay.config.models import Config
 from forebay.ledger.alerts import Rules
+from forebay.ledger.in_force import in_force
 from forebay.ledger.rules import Rule
 from forebay.state.messages import alerts_outbox
 
@@ -22,15 +23,19 @@ def make_alerting(state: GatewayState, keys: Keys, clock: Clock) -> Alerting:
     config = state.config
 
     def limits() -> Sequence[Rule]:
-        """As the configuration has them now."""
-        return [Rule.of(quota, state.config.ledger.zone) for quota in state.config.quotas]
+        """The configuration's, and the database's of other names, as workers have them."""
+        return in_force(state.config.quotas, zone(), keys.rules)
 
     def status() -> str:
         """The books are looked at once somebody has opened the database, and brought its tables up to date."""
         return keys.status
 
-    books = DatabaseBooks(config.database, config.state_dir, config.ledger.zone, status, limits)
-    troubles = Troubles((database_trouble(keys), JournalTrouble(state.workers)), clock)
+    def zone() -> str:
+        return state.config.ledger.zone
+
+    books = DatabaseBooks(config.database, config.state_dir, zone, status, limits)
+    sources = (database_trouble(keys), intake_trouble(state, keys), JournalTrouble(state.workers))
+    troubles = Troubles(sources, clock)
     path = alerts_outbox(config.state_dir)
     alerting = Alerting(rules_of(config), books, troubles, path, secrets.token_hex(8), clock)
     state.own.append(alerting.families)

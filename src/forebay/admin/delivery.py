@@ -156,6 +156,7 @@ class _Sender:
     def stop(self) -> None:
         if self.task is not None:
             self.task.cancel()
+        self._line.close()
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -174,9 +175,10 @@ class _Sender:
                 await delivery.save()
                 continue
             verdict = await self._line.send(alert, rules.timeout)
-            delivery.deliveries.series(name, verdict.fate.value).add()
+            counted = delivery.deliveries.series(name, verdict.fate.value)
             match verdict.fate:
                 case Fate.AGAIN:
+                    counted.add()
                     await self._rest(alert, verdict)
                     continue
                 case Fate.REFUSED:
@@ -189,6 +191,7 @@ class _Sender:
                 _log.info("alerts: %s takes alerts again", name)
             self.failures, self.why = 0, verdict.said if verdict.fate is Fate.REFUSED else ""
             await delivery.save()
+            counted.add()  # what is counted is not sent again
             await asyncio.sleep(PACE[self.receiver.kind])
 
     async def _rest(self, alert: Alert, verdict: Verdict) -> None:
@@ -227,6 +230,10 @@ class Line:
             return Verdict(Fate.AGAIN, f"no answer within {within:g} s")
         except Busy:
             return Verdict(Fate.AGAIN, "earlier tries hang")
+
+    def close(self) -> None:
+        """A try that runs is left behind."""
+        self._threads.close()
 
     def _send(self, alert: Alert, within: float) -> Verdict:
         try:

@@ -20,6 +20,7 @@ from forebay.admin.threads import Busy, Threads
 from forebay.admin.workers import Workers
 from forebay.clock import Clock
 from forebay.ledger.operations import Operation
+from forebay.ledger.rules import Rule
 from forebay.state.messages import SetKeys, keys_snapshot
 
 if TYPE_CHECKING:  # SQLAlchemy takes 0.4 s to import: done on the database's thread, while the listeners answer already
@@ -81,6 +82,11 @@ class Keys:
     def version(self) -> int | None:
         """The version of the list that the workers are told; None before there is one."""
         return None if self._current is None else self._current.version
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The limits that the database keeps, as the workers are told them."""
+        return () if self._current is None else self._current.rules
 
     async def run(self) -> None:
         """Runs until it is cancelled."""

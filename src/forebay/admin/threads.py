@@ -25,8 +25,9 @@ class Threads:
     def __init__(self, name: str, count: int, bound: int) -> None:
         self._name = name
         self._count = count
-        self._queue: queue.Queue[Callable[[], None]] = queue.Queue(bound)
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(bound)
         self._started = 0
+        self._closed = False
         self._idle = 0
         self._lock = threading.Lock()
 
@@ -65,6 +66,13 @@ class Threads:
         async with asyncio.timeout(within):
             return await future
 
+    def close(self) -> None:
+        """Nothing is run any more; each thread ends once its call has returned."""
+        self._closed = True
+        for _ in range(self._started):
+            with suppress(queue.Full):  # then none is idle, and each sees `_closed`
+                self._queue.put_nowait(None)
+
     def _grow(self) -> None:
         with self._lock:
             if self._idle >= self._queue.qsize() or self._started >= self._count:
@@ -73,13 +81,14 @@ class Threads:
         threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True).start()
 
     def _work(self) -> None:
-        while True:
+        while not self._closed:
             with self._lock:
                 self._idle += 1
             call = self._queue.get()
             with self._lock:
                 self._idle -= 1
-            call()
+            if call is not None:
+                call()
 
     def __repr__(self) -> str:
         return f"<Threads {self._name} {self._started}/{self._count}, {self._queue.qsize()} waiting>"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from forebay.admin.keys import Keys
+from forebay.admin.view import GatewayState
 from forebay.admin.workers import Workers
 from forebay.clock import Clock
 from forebay.ledger.alerts import Trouble, TroubleKind
@@ -48,6 +49,22 @@ def database_trouble(keys: Keys) -> Source:
 
     def look() -> list[Seen]:
         return [] if keys.up or keys.pending else [Seen(TroubleKind.DATABASE_DOWN, "this host", keys.status)]
+
+    return look
+
+
+def intake_trouble(state: GatewayState, keys: Keys) -> Source:
+    """What keeps the books from being up to date, but for a database that is away, which is told by itself."""
+
+    def look() -> list[Seen]:
+        if state.ledger is None or not keys.up:
+            return []
+        found = []
+        for alarm in state.ledger.alarms():
+            name, colon, why = alarm.partition(": ")
+            where = (name, why) if colon and name.startswith("worker-") else ("this host", alarm)
+            found.append(Seen(TroubleKind.INGEST_LAG, *where))
+        return found
 
     return look
 

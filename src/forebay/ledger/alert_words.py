@@ -188,10 +188,6 @@ _TROUBLE: Final = MappingProxyType(
             "The books are behind",
             "What was settled since is in the journals, not in the database: sums, quotas and alerts are as old.",
         ),
-        "ingest_failing": (
-            "Journals cannot be read into the database",
-            "What was settled since is in the journals, not in the database: sums, quotas and alerts stand still.",
-        ),
     }
 )
 

@@ -97,7 +97,6 @@ class TroubleKind(StrEnum):
     JOURNAL_FAILING = "journal_failing"
     DATABASE_DOWN = "database_down"
     INGEST_LAG = "ingest_lag"
-    INGEST_FAILING = "ingest_failing"
 
 
 class Trouble(msgspec.Struct, frozen=True):
