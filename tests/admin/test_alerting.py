@@ -150,7 +150,7 @@ def test_trouble_with_the_books_is_told_without_a_database(
 ) -> None:
     (state_dir / "forebay.db").write_bytes(b"this is no database, but a text of some length" * 40)
     state = ((("ok",), 0.0), (("full",), 1.0), (("failing",), 0.0))
-    worker.set(families=(FamilySnapshot("forebay_journal_state", "State.", "gauge", ("state",), values=state),))
+    worker.set(families=(FamilySnapshot("forebay_ledger_journal_state", "State.", "gauge", ("state",), values=state),))
     admin = Admin(configured(state_dir, hooks, trouble={"after": 0.2})).start()
     try:
         hooks.wait(2)

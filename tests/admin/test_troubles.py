@@ -78,7 +78,7 @@ def test_what_workers_say_of_their_journals(state_dir: Path) -> None:
     def says(unbooked: float, boot: str = "b1", **states: float) -> list[Seen]:
         values = tuple(((name,), value) for name, value in states.items())
         families = (
-            FamilySnapshot("forebay_journal_state", "", "gauge", ("state",), values=values),
+            FamilySnapshot("forebay_ledger_journal_state", "", "gauge", ("state",), values=values),
             FamilySnapshot("forebay_ledger_unbooked", "", "counter", (), values=(((), unbooked),)),
         )
         link.snapshot = Snapshot(boot, 1, 0, draining=False, keys_version=1, families=families)

@@ -11,7 +11,7 @@ from forebay.admin.workers import Workers
 from forebay.clock import Clock
 from forebay.ledger.alerts import Trouble, TroubleKind
 
-JOURNAL_STATE: Final = "forebay_journal_state"
+JOURNAL_STATE: Final = "forebay_ledger_journal_state"
 """A worker's gauge with the label `state`: 1 for the state its journal is in (`ledger.journal.State`)."""
 UNBOOKED: Final = "forebay_ledger_unbooked"
 """A worker's counter of attempts that its journal had no room for."""

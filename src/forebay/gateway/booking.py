@@ -259,17 +259,13 @@ class Booking:
                 journal.on_disk,
             ),
             ("forebay_ledger_journal_waiting_bytes", "Records that are not on disk yet.", journal.waiting_bytes),
-            (
-                "forebay_ledger_journal_failing",
-                "1 while the disk does not take records.",
-                journal.state is State.FAILING,
-            ),
-            ("forebay_ledger_journal_full", "1 while no reservation is taken.", journal.state is State.FULL),
             ("forebay_ledger_open_reservations", "Attempts that are not settled.", journal.open_reservations),
             ("forebay_ledger_journal_fsync_seconds", "Of the last group of records.", journal.fsync_seconds),
         )
         for name, text, value in rows:
             yield gauge(name, text, (), [((), float(value))])
+        states = [((state.value,), float(journal.state is state)) for state in State]
+        yield gauge("forebay_ledger_journal_state", "1 for the state that a journal is in.", ("state",), states)
         for name, text, count in (
             ("forebay_ledger_journal_records", "Records of the journal that are on disk.", journal.records),
             ("forebay_ledger_journal_fsyncs", "Groups of records.", journal.fsyncs),
