@@ -260,6 +260,16 @@ class Supervisor:
                 named = ", ".join(f"admission.{f}" for f in kept)
                 log.warning("%s: a change takes a restart; the rest is in force now", named)
                 config = config.model_copy(update={"admission": new.model_copy(update=kept)})
+            books = {
+                f: getattr(self._config.ledger, f)
+                for f in ("enabled", "currency")
+                if getattr(self._config.ledger, f) != getattr(config.ledger, f)
+            }
+            if books:
+                log.warning(
+                    "%s: a change takes a restart; the rest is in force now", ", ".join(f"ledger.{f}" for f in books)
+                )
+                config = config.model_copy(update={"ledger": config.ledger.model_copy(update=books)})
             if _tokenizers(config) != _tokenizers(self._config):
                 log.warning("models.NAME.tokenizer: a change takes a restart; the rest is in force now")
             self._config, self._prices = config, prices

@@ -52,7 +52,17 @@ USAGE: Final = b"/v1/usage"
 _REQUESTS: Final = b"/v1/requests/"
 _CANCEL: Final = b"/cancel"
 _JSON: Final = b"content-type: application/json\r\n"
-_EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, x-forebay-reason, " + b", ".join(sorted(TOLD))
+_LIMITS: Final = [
+    b"x-ratelimit-%b-%b" % (a, b) for a in (b"limit", b"remaining", b"reset") for b in (b"requests", b"tokens")
+]
+_EXPOSED: Final = b", ".join(
+    [
+        b"x-request-id, retry-after, x-should-retry, x-forebay-reason, x-forebay-max-tokens, x-forebay-limit",
+        b"x-forebay-over-limit, x-forebay-degraded",
+        *_LIMITS,
+        *sorted(TOLD),
+    ]
+)
 
 
 class Gateway:

@@ -26,6 +26,8 @@ PASS_THROUGH: Final = 1 << 20
 """Unary answers over this size are passed on as they come instead of being read whole first."""
 TAIL: Final = 4_096
 """Bytes kept of a passed answer's end, where its usage stands."""
+TOKEN_BYTES: Final = 5
+"""Of a token in an answer's JSON, about."""
 _OK: Final = Outcome.OK
 DONE: Final = b"[DONE]"
 SHOWN: Final = 4_096
@@ -38,6 +40,11 @@ class Unary(Exchange):
     __slots__ = ("_parts", "_passing", "_size", "_tail")
 
     heard_at = 0.0
+
+    @property
+    def events(self) -> int:
+        """Of an answer that is passed on as it comes: about as many as it has tokens."""
+        return self._size // TOKEN_BYTES if self.first_content_at else 0
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
         self._parts = bytearray()
