@@ -1,0 +1,197 @@
+"""What becomes of each kind of answer in the books: the table of docs/ledger.md, row by row, read from the database."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from e2e.client import chat, new_id, request
+from e2e.conftest import Engines
+from e2e.engine import DONE, ROLE, USAGE, Script, chunk, delta, event, says, stream_head, streams, whole
+from e2e.gateway import Gateway
+from waiting import eventually
+
+WORDS = [event(delta({"content": f"word {i} "})) for i in range(20)]
+LAST = event(delta({}, "stop"))
+TEXT = "The quick brown fox jumps over the lazy dog, and twelve more words of the same kind follow it here."
+
+
+def answer(usage: Any) -> bytes:
+    message = {"role": "assistant", "content": TEXT}
+    body: dict[str, Any] = {"id": "x", "object": "chat.completion", "model": "raw"}
+    body["choices"] = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    return json.dumps(body | ({"usage": usage} if usage is not None else {})).encode()
+
+
+def usage_event(usage: dict[str, Any]) -> bytes:
+    return event({"id": "x", "object": "chat.completion.chunk", "model": "raw", "choices": [], "usage": usage})
+
+
+def counts(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+class Case:
+    """One request to an engine that plays a script, and its rows in the database."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.id = new_id("book")
+
+    def rows(self, count: int = 1) -> list[dict[str, Any]]:
+        def look() -> list[dict[str, Any]]:
+            database = sqlite3.connect(f"file:{self.gateway.config['state_dir']}/forebay.db?mode=ro", uri=True)
+            try:
+                database.row_factory = sqlite3.Row
+                found = database.execute(
+                    "SELECT e.*, d.engine, d.end_user AS who, d.labels, a.key_name FROM entries e "
+                    "JOIN dimensions d ON d.id = e.dimension_id JOIN accounts a ON a.id = d.account_id "
+                    "WHERE request_id = ? ORDER BY e.seq",
+                    (self.id,),
+                ).fetchall()
+            finally:
+                database.close()
+            return [dict(row) for row in found] if len(found) >= count else []
+
+        found = eventually(look)
+        assert len(found) == count, found
+        return found
+
+    def row(self) -> dict[str, Any]:
+        return self.rows()[0]
+
+
+@pytest.fixture
+def case(gateway: Gateway) -> Case:
+    return Case(gateway)
+
+
+def ask(case: Case, engines: Engines, script: Script, **fields: Any) -> None:
+    engines.raw.scripts[case.id] = script
+    case.gateway.ask(chat(**fields), x_test=case.id, x_request_id=case.id)
+
+
+def test_the_engine_s_own_usage(case: Case, engines: Engines) -> None:
+    usage = counts(100, 50) | {
+        "prompt_tokens_details": {"cached_tokens": 60},
+        "completion_tokens_details": {"reasoning_tokens": 30},
+    }
+    ask(case, engines, says(whole(200, answer(usage))), user="anna")
+    row = case.row()
+    found = {kind: row[kind] for kind in ("input", "cached", "output", "reasoning")}
+    assert found == {"input": 40, "cached": 60, "output": 20, "reasoning": 30}
+    assert (row["how"], row["outcome"], row["cost"], row["note"]) == ("unpriced", "ok", None, "")
+    assert (row["key_name"], row["who"], row["engine"]) == ("e2e", "anna", "raw")
+
+
+def test_a_stream_s_last_word(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, *WORDS, LAST, usage_event(counts(9, 41)), DONE), stream=True)
+    row = case.row()
+    assert (row["input"], row["output"], row["outcome"], row["note"]) == (9, 41, "ok", "")
+    assert row["ttft"] > 0
+
+
+def test_of_two_usages_the_last_counts(case: Case, engines: Engines) -> None:
+    twice = (usage_event(counts(9, 20)), usage_event(counts(9, 21)))
+    ask(case, engines, streams(ROLE, *WORDS, LAST, *twice, DONE), stream=True)
+    assert (case.row()["input"], case.row()["output"]) == (9, 21)
+
+
+def test_a_whole_answer_without_usage_is_counted_by_its_text(case: Case, engines: Engines) -> None:
+    ask(case, engines, says(whole(200, answer(None))))
+    row = case.row()
+    assert 15 <= row["output"] <= 30  # 20 words
+    assert row["input"] > 0
+
+
+def test_a_stream_without_usage_is_counted_by_its_events(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, *WORDS, LAST, DONE), stream=True)
+    assert 10 <= case.row()["output"] <= 60
+
+
+def test_a_cut_stream_is_what_was_delivered(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, *WORDS, end=False), stream=True)
+    row = case.row()
+    assert row["outcome"] == "engine_cut"
+    assert 10 <= row["output"] <= 60
+
+
+def test_a_client_that_leaves_pays_what_it_was_sent(case: Case, engines: Engines) -> None:
+    engines.raw.scripts[case.id] = says(stream_head(), *map(chunk, (ROLE, *WORDS)), hang=True)
+    with case.gateway.client() as client:
+        client.send(request(chat(stream=True), x_test=case.id, x_request_id=case.id))
+        client.head()
+    row = case.row()
+    assert row["outcome"] == "client_gone"
+    assert row["input"] > 0
+    assert 1 <= row["output"] <= 60
+
+
+def test_a_client_that_leaves_before_anything_pays_the_prompt(case: Case, engines: Engines) -> None:
+    engines.raw.scripts[case.id] = lambda talk: talk.wait_gone()
+    with case.gateway.client() as client:
+        client.send(request(chat(), x_test=case.id, x_request_id=case.id))
+        engines.raw.wait_for(case.id)
+    row = case.row()
+    assert (row["outcome"], row["output"]) == ("client_gone", 0)
+    assert row["input"] > 0
+
+
+@pytest.mark.parametrize(
+    "script",
+    [says(whole(400, b'{"error":{"message":"no"}}')), says(whole(500, b"{}")), lambda talk: talk.reset()],
+    ids=["refused", "failed", "reset"],
+)
+def test_what_fails_before_its_first_content_costs_nothing(case: Case, engines: Engines, script: Script) -> None:
+    ask(case, engines, script)
+    row = case.row()
+    assert (row["how"], row["cost"], row["input"], row["output"]) == ("exact", 0, 0, 0)
+
+
+def test_a_retry_is_another_attempt_of_the_same_request(case: Case, engines: Engines) -> None:
+    tried: list[str] = []
+
+    def first(name: str) -> Callable[[Any], None]:
+        def script(talk: Any) -> None:
+            tried.append(name)
+            talk.send(whole(500, b"{}") if len(tried) == 1 else whole(200, answer(USAGE)))
+
+        return script
+
+    for name, engine in (("left", engines.left), ("right", engines.right)):
+        engine.scripts[case.id] = first(name)
+    case.gateway.ask(chat("twin"), x_test=case.id, x_request_id=case.id)
+    failed, answered = case.rows(2)
+    assert [failed["engine"], answered["engine"]] == tried
+    assert failed["request"] == answered["request"] == failed["seq"]
+    assert (failed["how"], failed["cost"], failed["outcome"]) == ("exact", 0, "engine_error")
+    assert (answered["input"], answered["output"], answered["outcome"]) == (7, 3, "ok")
+
+
+@pytest.mark.parametrize(
+    ("usage", "note"),
+    [
+        (counts(-5, 3), "usage_negative"),
+        (counts(10**30, 3), "usage_absurd"),
+        (counts(7, 900), "usage_absurd"),
+        ({}, "usage_empty"),
+    ],
+    ids=["negative", "absurd", "over max_tokens", "empty"],
+)
+def test_usage_that_cannot_be_is_not_believed(case: Case, engines: Engines, usage: dict[str, Any], note: str) -> None:
+    ask(case, engines, says(whole(200, answer(usage))), max_tokens=40)
+    row = case.row()
+    assert row["note"] == note
+    assert 0 < row["input"] < 1_000
+    assert row["output"] < 100
+
+
+def test_usage_of_another_answer_is_not_believed(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, *WORDS, LAST, usage_event(counts(7, 0)), DONE), stream=True)
+    row = case.row()
+    assert row["note"] == "usage_unseen"
+    assert row["output"] >= 10
