@@ -90,6 +90,37 @@ def test_warnings_are_shown_and_the_file_can_be_used(tmp_path: Path) -> None:
     )
 
 
+def test_the_price_file_is_part_of_it(tmp_path: Path) -> None:
+    file, prices = tmp_path / "forebay.yaml", tmp_path / "prices.yaml"
+    file.write_text(
+        "ledger: {prices: prices.yaml}\n"
+        "engines:\n"
+        "  - name: a\n"
+        "    url: http://h\n"
+        "    price: {gpu_hour: 2, currency: CNY}\n"
+    )
+    prices.write_text("prices:\n  - model: m\n    input: 1\n    outptu: 2\n")
+    done = check(file)
+    assert (done.returncode, done.stderr) == (78, "")
+    assert done.stdout.startswith(f"{prices}:4: prices[0].outptu: unknown key; did you mean output")
+    prices.write_text("prices:\n  - model: m\n    provider: opnai\n    input: 1\n    output: 2\n")
+    done = check(file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        f"{prices}:2: prices[0].provider: warning: no engine is of this provider, and it is none that is known; "
+        "did you mean openai? (found 'opnai')\n"
+        f"{file}:5: engines[0].price.currency: warning: there is no exchange rate into USD in the price file: its "
+        "requests are unpriced (found CNY)\n"
+        f"{file}: can be used, with 2 warnings\n"
+    )
+    file.write_text("ledger: {prices: none.yaml}\nengines: [{name: a, url: 'http://h'}]\n")
+    done = check(file)
+    assert (done.returncode, done.stdout) == (
+        78,
+        f"{tmp_path / 'none.yaml'}: cannot be read: No such file or directory\n",
+    )
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     file = tmp_path / "none.yaml"
     done = check(file)

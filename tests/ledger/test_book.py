@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 
 import pytest
 from sqlalchemy import func, select, text
@@ -8,6 +9,8 @@ from sqlalchemy import func, select, text
 from forebay.ledger.book import Book, WrongCurrency
 from forebay.ledger.database import Database, DatabaseError
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Record, Reserved, Settled
+from forebay.ledger.intake import estimate
+from forebay.ledger.pricing import Price, Scale, named
 from forebay.ledger.reports import Query, Row, report
 from forebay.ledger.schema import entries, reservations
 from forebay.ledger.tokens import Tokens
@@ -141,6 +144,23 @@ def test_a_new_segment_means_its_own_names(database: Database, book: Book) -> No
     with database.read() as connection:
         rows = report(connection, Query(NOON - 10, NOON + 10, by=("project",)))
     assert [(r.group, r.cost) for r in rows] == [(("p",), 1_000), (("other",), 5)]
+
+
+def test_what_nobody_settles_costs_what_its_price_says_if_it_says(database: Database, book: Book) -> None:
+    def priced(n: int, **kinds: str) -> Priced:
+        scales = (Scale({kind: Decimal(price) for kind, price in kinds.items()}),)
+        return Priced(n, named(Price("", "m", "p", "USD", scales)).as_json())
+
+    records = [
+        *(priced(2, input="1", output="3"), priced(3, input="1"), Priced(4, b"no price")),
+        *(reserved(seq, price=price) for seq, price in ((1, 2), (2, 3), (3, 4))),
+        Progress(NOON + 1, ((1, 4), (2, 4), (3, 4))),
+    ]
+    book.ingest(OWNER, Journal(*records), NOON)
+    assert book.expire(NOON + 601, silent=600, grace=30, estimate=estimate) == 3
+    with database.read() as connection:
+        found = connection.execute(select(entries.c.seq, entries.c.how, entries.c.cost).order_by(entries.c.seq)).all()
+    assert found == [(1, "estimated", 10 * 1_000 + 4 * 3_000), (2, "unpriced", None), (3, "unpriced", None)]
 
 
 def test_what_nobody_settles_is_estimated_by_what_was_delivered(database: Database, book: Book) -> None:

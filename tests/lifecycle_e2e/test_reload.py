@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 import signal
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,47 @@ def test_a_bad_file_is_named_and_the_running_one_stays(house: House, text: str |
     assert forebay.call("POST", "/v1/chat/completions", chat(3, stream=False))[0] == 200
     forebay.hup(house.changed(limits={"body_bytes": 2_000}))
     assert forebay.call("POST", "/v1/chat/completions", {**chat(3), "user": "u" * 2_000})[0] == 413
+
+
+def test_prices_are_read_again_and_bad_ones_change_nothing() -> None:
+    with folder() as where, contextlib.closing(Engine()) as engine:
+        prices = where / "prices.yaml"
+
+        def cost_of_one() -> tuple[int, int]:
+            """Nano-units, and what they come to at a price of 1 for a million tokens."""
+            before = spent()
+            assert forebay.call("POST", "/v1/chat/completions", chat(3, stream=False))[0] == 200
+            after = eventually(lambda: found if (found := spent())[0] > before[0] else None)
+            return after[1] - before[1], (after[2] - before[2]) * 1_000
+
+        def spent() -> tuple[int, int, int]:
+            today = json.loads(forebay.call("GET", "/v1/usage")[2])["periods"]["today"]
+            return today["requests"], int(Decimal(today["cost"] or 0) * 10**9), today["tokens"]["total"]
+
+        def entry(price: object) -> str:
+            return json.dumps({"prices": [{"model": MODEL, "input": price, "output": price}]}, indent=1)
+
+        prices.write_text(entry("cheap"))
+        config = config_of(where / "state", engine, ledger={"prices": str(prices)})
+        forebay = Forebay(where, config, wait=False)
+        with contextlib.closing(forebay):
+            assert forebay.process.wait(20) == 78
+            assert re.search(rf"{prices}:5: prices\[0\]\.input: .*found 'cheap'", forebay.text)
+            assert "Traceback" not in forebay.text
+        prices.write_text(entry(2))
+        forebay = Forebay(where, config)
+        with contextlib.closing(forebay):
+            cost, at_one = cost_of_one()
+            assert cost == 2 * at_one > 0
+            prices.write_text(entry(-1))
+            said = forebay.hup(said="stays in force")
+            assert f"{prices}:5: prices[0].input: " in said
+            cost, at_one = cost_of_one()
+            assert cost == 2 * at_one > 0
+            prices.write_text(entry(5))
+            forebay.hup(config)
+            cost, at_one = cost_of_one()
+            assert cost == 5 * at_one > 0
 
 
 def test_what_takes_a_restart_is_said_and_the_rest_is_in_force(house: House) -> None:

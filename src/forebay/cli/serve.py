@@ -18,6 +18,7 @@ import typer
 
 from forebay import __version__
 from forebay.cli.children import Plan, python
+from forebay.cli.main import EX_CONFIG
 from forebay.cli.supervisor import EX_UNAVAILABLE, CannotStart, Supervisor, bind, prepare_state_dir
 from forebay.config.engine import Engine, EngineKind
 from forebay.config.models import Address, Anonymous, Callers, Class, Config, Listener
@@ -66,7 +67,7 @@ def command(
     """Run the gateway.
 
     Without a configuration file it serves an emulated engine on 127.0.0.1:8080, to this machine only, with any API key
-    or none. SIGTERM drains, SIGHUP reads the file again.
+    or none. SIGTERM drains, SIGHUP reads the file again, and the price file that it names.
 
     Exits with 0 after a drain, 78 for a configuration that cannot be used, 71 where an address is taken, 69 where
     another Forebay uses the same state directory.
@@ -90,14 +91,18 @@ def command(
     except ConfigError as e:
         for problem in e.problems:
             print(problem, file=sys.stderr)
-        sys.exit(78)
+        sys.exit(EX_CONFIG)
     except ValueError as e:
         print(f"forebay serve: {e}", file=sys.stderr)
-        sys.exit(78 if isinstance(e, NoEngine) else 2)
+        sys.exit(EX_CONFIG if isinstance(e, NoEngine) else 2)
     _raise_descriptor_limit()
     writer = logs.start(settings.logging, "supervisor")
     try:
         code = asyncio.run(_run(settings, read if config is not None else None, built_in, config, launch))
+    except ConfigError as e:  # of what the configuration names: the price file
+        for problem in e.problems:
+            print(problem, file=sys.stderr)
+        code = EX_CONFIG
     except CannotStart as e:
         print(f"forebay serve: {e}", file=sys.stderr)
         code = e.code
@@ -216,15 +221,17 @@ def _launcher(settings: Config, file: Path) -> Companion:
     from forebay.config.load import read
 
     if problems := list(launch_problems(read(file, os.environ))):
-        raise CannotStart(78, "\n".join(map(str, problems)))
+        raise CannotStart(EX_CONFIG, "\n".join(map(str, problems)))
     try:
         found, wrong = launchables(chosen(settings, []))
     except ValueError as e:
-        raise CannotStart(78, str(e)) from None
+        raise CannotStart(EX_CONFIG, str(e)) from None
     if wrong:
         raise CannotStart(EX_UNAVAILABLE, "\n  ".join(wrong))
     if not any(one.program.here for one in found):
-        raise CannotStart(78, "--launch: none of the engines with a launch section is of a kind that is started here")
+        raise CannotStart(
+            EX_CONFIG, "--launch: none of the engines with a launch section is of a kind that is started here"
+        )
     check_way(found)
     theirs, ours = os.pipe()
     arguments = python("forebay", "launch", "--config", str(file.absolute()), "--parent-fd", str(theirs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from typing import Final
 
 from forebay.config.document import dotted
 from forebay.config.engine import Engine
@@ -13,6 +14,9 @@ from forebay.errors import shown
 from forebay.ledger.enginepricing import EnginePrices, provider_of
 from forebay.ledger.pricefile import Entry, PriceFile, load_prices
 from forebay.ledger.pricing import PriceBook, Vendor
+
+CONFIGURATION: Final = "configuration"
+"""Stands in a problem for the name of the configuration's file."""
 
 
 def build_book(
@@ -38,14 +42,14 @@ def _cautions(
             yield from _entry(config, engines, book, file, entry)
     if book.rate("USD", book.currency, now) is None:
         message = f"known prices are in USD, and no exchange rate into {book.currency} is given: they are not used"
-        yield Problem("configuration", 0, "ledger.currency", message, severity=Severity.WARNING)
+        yield Problem(CONFIGURATION, 0, "ledger.currency", message, severity=Severity.WARNING)
     for index, engine in enumerate(engines):
         prices = EnginePrices(engine, book)
         if engine.price is not None:
             if prices.at("", now) is None:
                 message = f"there is no exchange rate into {book.currency} in the price file: its requests are unpriced"
                 key = f"engines[{index}].price.currency"
-                yield Problem("configuration", 0, key, message, str(engine.price.currency), severity=Severity.WARNING)
+                yield Problem(CONFIGURATION, 0, key, message, str(engine.price.currency), severity=Severity.WARNING)
             continue
         provider = provider_of(engine, book)
         if provider and not _is_known(provider, book):
@@ -53,13 +57,13 @@ def _cautions(
             hint = f"; did you mean {near[0]}?" if near else ""
             message = f"no price list of that provider is known{hint}"
             key = f"engines[{index}].provider"
-            yield Problem("configuration", 0, key, message, f"'{provider}'", severity=Severity.WARNING)
+            yield Problem(CONFIGURATION, 0, key, message, f"'{provider}'", severity=Severity.WARNING)
         elif provider:
             for place, model in enumerate(engine.models):
                 if prices.at(model, now) is None:
                     message = f"no price of {provider} is known for it: its requests are unpriced"
                     key = f"engines[{index}].models[{place}]"
-                    yield Problem("configuration", 0, key, message, f"'{model}'", severity=Severity.WARNING)
+                    yield Problem(CONFIGURATION, 0, key, message, f"'{model}'", severity=Severity.WARNING)
 
 
 def _is_known(provider: str, book: PriceBook) -> bool:
