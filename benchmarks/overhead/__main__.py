@@ -26,7 +26,7 @@ from benchmarks.common import (
 )
 from benchmarks.overhead.measure import LOADS, Load, Sample, idle, measure, probe, write_bodies
 from benchmarks.overhead.report import YARDSTICK, lines, picture, shortfalls, table
-from benchmarks.overhead.subjects import OWN, PEERS, Running
+from benchmarks.overhead.subjects import OWN, PEERS, SELDOM, Running
 
 CPU_BUDGET = 2.0
 """Seconds of CPU a round may cost a subject; what is slower gets fewer requests."""
@@ -105,7 +105,7 @@ def main() -> int:
     began = time.monotonic()
     rounds = env_int("ROUNDS", 5)
     peers_wanted = env_flag("PEERS")
-    usual = [name for name in OWN if name != "admission"]  # off by default in Forebay, too
+    usual = [name for name in OWN if name not in SELDOM]
     chosen = env_names("SUBJECTS", [*usual, *([] if peers_wanted is False else PEERS)], [*OWN, *PEERS])
     loads = [LOADS[x] for x in env_names("LOADS", list(LOADS), list(LOADS))]
     if YARDSTICK not in chosen:
@@ -136,7 +136,10 @@ def main() -> int:
     if "forebay" not in own:
         fell.append("forebay was not among the subjects, so no bar was held against it")
     figures: dict[str, object] = {
-        "bars": {load.name: load.bar for load in loads},
+        "bars": {
+            load.name: {"forebay": load.bar, "admission": load.admission_bar, "ledger": load.ledger_bar}
+            for load in loads
+        },
         "figures": {name: [asdict(x) for x in found] for name, found in by_load.items()},
         "idle_cpu_ms_per_s": session.idle,
         "not_measured": failed,

@@ -12,10 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.common import BENCH_KEY, MODEL, BenchError, core_busy, mock_counts
-from benchmarks.overhead.subjects import Running
+from benchmarks.overhead.subjects import EVENTS, Running
 
-EVENTS = 100
-"""Content events of a stream."""
 LUA = Path(__file__).with_name("load.lua")
 PROMPT = (
     "Explain in two sentences what a forebay is and why a power plant has one. Answer as an engineer would, in plain "
@@ -33,6 +31,8 @@ class Load:
     """Most times nginx."""
     admission_bar: float
     """The same with admission on."""
+    ledger_bar: float
+    """The same with admission, quotas and the ledger on."""
     pause_ms: int = 0
     """Longest pause of a connection between an answer and its next request; drawn evenly from 0 up."""
 
@@ -42,9 +42,9 @@ class Load:
 
 
 LOADS = {
-    "unary": Load("unary", connections=32, requests=16_000, bar=2.0, admission_bar=2.5, pause_ms=16),
-    "flat-out": Load("flat-out", connections=32, requests=20_000, bar=2.0, admission_bar=2.5),
-    "stream": Load("stream", connections=64, requests=640, bar=1.3, admission_bar=1.3),
+    "unary": Load("unary", connections=32, requests=16_000, bar=2.0, admission_bar=2.5, ledger_bar=3.0, pause_ms=16),
+    "flat-out": Load("flat-out", connections=32, requests=20_000, bar=2.0, admission_bar=2.5, ledger_bar=3.0),
+    "stream": Load("stream", connections=64, requests=640, bar=1.3, admission_bar=1.3, ledger_bar=1.4),
 }
 
 

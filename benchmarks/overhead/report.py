@@ -14,7 +14,12 @@ from rich.table import Table
 from benchmarks.overhead.measure import LOADS, Load, Sample
 
 YARDSTICK = "nginx"
-LABELS = {"admission": "forebay, admission", "bare": "bare python proxy"}
+LABELS = {
+    "admission": "forebay, admission",
+    "bare": "bare python proxy",
+    "ledger": "forebay, admission, ledger",
+    "ledger-only": "forebay, ledger",
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,8 @@ def shortfalls(by_load: dict[str, list[Line]]) -> list[str]:
     """What Forebay costs above its bars."""
     found = []
     for name, own in by_load.items():
-        bars = {"forebay": LOADS[name].bar, "admission": LOADS[name].admission_bar}
+        load = LOADS[name]
+        bars = {"forebay": load.bar, "admission": load.admission_bar, "ledger": load.ledger_bar}
         found += [
             f"{x.subject}, {name}: {x.ratio:.2f} × nginx, the bar is {bars[x.subject]:.1f} × "
             f"({x.cpu_us:.1f} µs a request)"
@@ -101,7 +107,7 @@ def shortfalls(by_load: dict[str, list[Line]]) -> list[str]:
 
 def picture(by_load: dict[str, list[Line]]) -> str:
     """An SVG: bars of CPU time a request on a logarithmic scale, one panel a load."""
-    row, left, width = 26, 150, 520
+    row, left, width = 26, 190, 520
     y = 10
     parts = []
     for name, found in by_load.items():

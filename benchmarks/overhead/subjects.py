@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ class Running:
     url: str
     tree: Tree
 
+
+EVENTS = 100
+"""Content events of a stream."""
 
 Start = Callable[[Path, str, int], contextlib.AbstractContextManager[Running]]
 """(work directory, upstream URL, core) → the subject, up and ready."""
@@ -85,20 +89,77 @@ def bare(work: Path, upstream: str, core: int) -> Iterator[Running]:
         yield Running(url, Tree(process.pid))
 
 
+WITHOUT_LEDGER: dict[str, object] = {"ledger": {"enabled": False}}
+
+
 @contextlib.contextmanager
 def forebay(work: Path, upstream: str, core: int) -> Iterator[Running]:
-    with gateway(work, upstream, core=core) as up:
+    with gateway(work, upstream, core=core, extra=WITHOUT_LEDGER) as up:
         yield Running(up.url, up.tree)
+
+
+def _admitting(upstream: str) -> dict[str, object]:
+    """Told that the engine is as fast as the mock is."""
+    engine = {"name": "mock", "url": upstream, "kind": "vllm", "max_num_seqs": 4096}
+    fast = {"prefill_tokens_per_s": 10_000_000, "decode_step": 0.001}
+    return {"engines": [{**engine, **fast}], "admission": {"enabled": True}}
 
 
 @contextlib.contextmanager
 def admission(work: Path, upstream: str, core: int) -> Iterator[Running]:
-    """Forebay with admission on, told that the engine is as fast as the mock is."""
-    engine = {"name": "mock", "url": upstream, "kind": "vllm", "max_num_seqs": 4096}
-    fast = {"prefill_tokens_per_s": 10_000_000, "decode_step": 0.001}
-    extra: dict[str, object] = {"engines": [{**engine, **fast}], "admission": {"enabled": True}}
-    with gateway(work, upstream, core=core, extra=extra) as up:
+    with gateway(work, upstream, core=core, extra={**_admitting(upstream), **WITHOUT_LEDGER}) as up:
         yield Running(up.url, up.tree)
+
+
+QUOTAS: list[dict[str, object]] = [
+    {"name": "rates", "each": "key", "requests_per_minute": 10**9, "tokens_per_minute": 10**12, "concurrent": 10**6},
+    {"name": "project", "project": "overhead", "tokens_per_day": 10**15},
+    {"name": "everybody", "money_per_month": 4_000_000_000},
+]
+"""Three rules that every request holds of; those without max_tokens are given as many as a stream of the mock has."""
+
+
+def _booked(upstream: str, database: str, extra: dict[str, object]) -> dict[str, object]:
+    """With quotas and an engine that costs by the hour, of whose price each request has its share."""
+    engines = extra.get("engines") or [{"name": "mock", "url": upstream, "kind": "vllm"}]
+    assert isinstance(engines, list)
+    price = {"gpu_hour": 4.0, "gpus": 8}
+    return {
+        **extra,
+        "engines": [{"prefill_tokens_per_s": 10_000_000, "decode_step": 0.001, **e, "price": price} for e in engines],
+        "quotas": [{**quota, "answer_tokens": EVENTS} for quota in QUOTAS],
+        "database": database,
+    }
+
+
+@contextlib.contextmanager
+def ledger_only(work: Path, upstream: str, core: int) -> Iterator[Running]:
+    with postgres() as database, gateway(work, upstream, core=core, extra=_booked(upstream, database, {})) as up:
+        yield Running(up.url, up.tree)
+
+
+@contextlib.contextmanager
+def ledger(work: Path, upstream: str, core: int) -> Iterator[Running]:
+    """Everything on; the database's own processes are none of the subject's."""
+    engine = _admitting(upstream)
+    with postgres() as database, gateway(work, upstream, core=core, extra=_booked(upstream, database, engine)) as up:
+        yield Running(up.url, up.tree)
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[str]:
+    """The URL of a new database on a PostgreSQL server that writes nothing through to the disk."""
+    from tests.postgres_server import Postgres
+
+    folder = Path(tempfile.mkdtemp(prefix="forebay-pg-"))  # short: a Unix socket's path has 107 bytes
+    try:
+        server = Postgres(folder)
+        try:
+            yield server.new()
+        finally:
+            server.close()
+    finally:
+        shutil.rmtree(folder)
 
 
 # --- peers from PyPI -------------------------------------------------------------------------------------------------
@@ -197,4 +258,13 @@ PEERS = {
     "sglang-router": Peer("sglang-router==0.3.2", _sglang_router, "/health"),
     "litellm": Peer("litellm[proxy]==1.106.12", _litellm, "/health/liveliness", ready=120.0),
 }
-OWN: dict[str, Start] = {"nginx": nginx, "bare": bare, "forebay": forebay, "admission": admission}
+OWN: dict[str, Start] = {
+    "nginx": nginx,
+    "bare": bare,
+    "forebay": forebay,
+    "admission": admission,
+    "ledger-only": ledger_only,
+    "ledger": ledger,
+}
+SELDOM = ("admission", "ledger-only", "ledger")
+"""Measured where they are named."""
