@@ -25,7 +25,7 @@ class Exchange:
     def __init__(self, class_: Class, now: float) -> None:
         self.body = ChatBody(messages=b"[]")  # type: ignore[arg-type]
         self.front = SimpleNamespace(class_=class_, caller=None, explains=False, session=0)
-        self.entry = SimpleNamespace(name="m", target="m", defaults={})
+        self.entry = SimpleNamespace(name="m", target="m", defaults={}, default_most=None)
         self.stream = True
         self.received_at = now
         self.counted, self.usage, self.events, self.outcome = NOTHING, None, 0, Outcome.CLIENT_GONE

@@ -40,7 +40,7 @@ from forebay.policy.shed import ShedRules
 
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
-    from forebay.gateway.handles import Entry, Handle
+    from forebay.gateway.handles import Handle
     from forebay.gateway.kv_events import KvFeeds
 
 _DEFAULT: Final = Placing()
@@ -176,7 +176,7 @@ class Admitting:
             n = min(prompts * n, self._widest(engines))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if most is None or most <= 0:
-            most = _default_most(x.entry)
+            most = x.entry.default_most
         if most is not None and most > MOST_TOKENS:
             most = MOST_TOKENS
         self._keys += 1
@@ -413,15 +413,6 @@ def facts_of(handle: Handle) -> Facts:
         cost=config.cost,
         zone=config.zone or "",
     )
-
-
-def _default_most(entry: Entry) -> int | None:
-    """What bounds each answer where the client says nothing."""
-    defaults = entry.defaults
-    if not defaults:
-        return None
-    found = defaults.get("max_completion_tokens") or defaults.get("max_tokens") or b""
-    return int(found) or None if found.isdigit() else None
 
 
 def _refusal(decision: Refuse, model: str) -> Refusal:

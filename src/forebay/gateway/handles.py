@@ -242,6 +242,7 @@ class Entry:
         "able",
         "apart",
         "candidates",
+        "default_most",
         "defaults",
         "engines",
         "name",
@@ -262,6 +263,8 @@ class Entry:
         self.engines = engines
         self.able, self.candidates, self.spares, self.prefills, self.apart = roles_of(engines)
         self.defaults = {k: msgspec.json.encode(v) for k, v in model.defaults.items()}
+        self.default_most = _most(self.defaults)
+        """The max_tokens of requests that say none; None: nothing bounds those."""
         self.target_json = msgspec.json.encode(target)
         ours = msgspec.json.encode(name)
         self.renames: tuple[tuple[bytes, bytes], ...] = (
@@ -310,3 +313,8 @@ class Entry:
 
     def __repr__(self) -> str:
         return f"<Entry {self.name} → {self.target} on {list(self.candidates)}>"
+
+
+def _most(defaults: dict[str, bytes]) -> int | None:
+    found = defaults.get("max_completion_tokens") or defaults.get("max_tokens") or b""
+    return int(found) or None if found.isdigit() else None

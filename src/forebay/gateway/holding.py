@@ -18,6 +18,7 @@ from forebay.api import openai
 from forebay.config.models import Class, Config
 from forebay.gateway.callers import Caller
 from forebay.gateway.front import Front
+from forebay.gateway.prompts import prompts_of
 from forebay.gateway.usage_limits import LimitUse, limits_of
 from forebay.ledger import limit_words
 from forebay.ledger.enginepricing import Dearest
@@ -37,6 +38,7 @@ log = logging.getLogger("forebay.worker")
 LONGEST_NAME: Final = 256
 """Characters of an end user's name that tell."""
 _LARGEST_MOST: Final = openai.MOST_TOKENS
+_MOST_COPIES: Final = 1 << 20
 
 
 class Asked:
@@ -107,11 +109,15 @@ class Holding:
         now, wall = monotonic(), time()
         limits, end_user = self.limits, body.end_user[:LONGEST_NAME]
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        if most is None or most < 0:  # llama.cpp: no bound
+            most = entry.default_most
         if most is not None:
-            most = min(max(most, 0), _LARGEST_MOST)
+            most = min(most, _LARGEST_MOST)
         elif not front.route.streams:
             most = 0  # embeddings have no answer of tokens
-        copies = max(1, min(body.n or 1, 1 << 20))
+        copies = max(1, min(body.n or 1, _MOST_COPIES))
+        if isinstance(body, openai.CompletionBody):
+            copies = min(copies * prompts_of(body), _MOST_COPIES)
         gate = caller.gate
         if gate is None:
             gate = caller.gate = limits.gate(caller.who())
