@@ -304,6 +304,17 @@ def rewritten(body: bytes, replace: Mapping[str, bytes], defaults: Mapping[str, 
     return msgspec.json.encode(fields)
 
 
+def without_own_bound(body: bytes) -> bytes:
+    """`body` without llama.cpp's `n_predict`, which it takes before max_tokens (ggml-org/llama.cpp,
+    tools/server/utils.hpp, `oaicompat_chat_params_parse`)."""
+    if b"n_predict" not in body and not _escapes_a_letter(body):
+        return body
+    fields: dict[str, Raw] = _fields_decoder.decode(body)
+    if fields.pop("n_predict", None) is None:
+        return body
+    return msgspec.json.encode(fields)
+
+
 def asking_for_usage(body: bytes) -> bytes:
     """A stream request's body with `stream_options.include_usage` set, its other options untouched."""
     if b'"stream_options"' not in body and not _escapes_a_letter(body):

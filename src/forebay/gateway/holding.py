@@ -115,6 +115,7 @@ class Holding:
             most = min(most, _LARGEST_MOST)
         elif not front.route.streams:
             most = 0  # embeddings have no answer of tokens
+        payload = openai.without_own_bound(payload)
         copies = max(1, min(body.n or 1, _MOST_COPIES))
         if isinstance(body, openai.CompletionBody):
             copies = min(copies * prompts_of(body), _MOST_COPIES)
