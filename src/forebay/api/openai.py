@@ -306,7 +306,7 @@ def rewritten(body: bytes, replace: Mapping[str, bytes], defaults: Mapping[str, 
 
 def without_own_bound(body: bytes) -> bytes:
     """`body` without llama.cpp's `n_predict`, which it takes before max_tokens (ggml-org/llama.cpp,
-    tools/server/utils.hpp, `oaicompat_chat_params_parse`)."""
+    tools/server, `oaicompat_chat_params_parse`)."""
     if b"n_predict" not in body and not _escapes_a_letter(body):
         return body
     fields: dict[str, Raw] = _fields_decoder.decode(body)
