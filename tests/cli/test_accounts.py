@@ -152,7 +152,7 @@ def test_accounts(forebay: Forebay, worker: FakeWorker | None, state_dir: Path) 
 
 def test_limits(forebay: Forebay, worker: FakeWorker | None, state_dir: Path) -> None:
     done = forebay("limit", "set", "--department", "research", "--tokens-per-day", "1M", "--money-per-month", "12.50")
-    assert "The limit department:research is set: 1,000,000 tokens per day, 12.5 money per month" in done.err
+    assert "The limit department:research is set: 1,000,000 tokens per day, 12.50 in money per month" in done.err
     assert "warning: no account in the database is research yet" in done.err
     (rule,) = told(state_dir, worker).rules
     assert (rule.tokens_per_day, rule.money_per_month, rule.department) == (1_000_000, 12_500_000_000, "research")

@@ -211,6 +211,28 @@ def test_sqlite_is_durable_and_private(tmp_path: Path) -> None:
     database.close()
 
 
+def test_another_process_that_closes_it_takes_nothing_along(tmp_path: Path) -> None:
+    """The admin process has several `Database` objects of one file; commands open and close it meanwhile."""
+    ours, other = Database("", tmp_path), Database("", tmp_path)
+    ours.migrate()
+    other.check()  # must not drop the locks that SQLite holds for the first
+    script = (
+        "import sys, sqlite3; c = sqlite3.connect(sys.argv[1]); print(c.execute(sys.argv[2]).fetchone()[0]); c.close()"
+    )
+
+    def asked() -> str:
+        query = "SELECT count(*) FROM sqlite_master WHERE name = 'written_later'"
+        command = [sys.executable, "-c", script, str(database_file(tmp_path)), query]
+        return subprocess.run(command, check=True, timeout=30, capture_output=True, text=True).stdout.strip()
+
+    assert asked() == "0"
+    with ours.write() as connection:
+        connection.execute(text("CREATE TABLE written_later (n INTEGER)"))
+    assert asked() == "1"
+    ours.close()
+    other.close()
+
+
 @pytest.mark.parametrize("damage", [b"this is no database, only words" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
 def test_a_damaged_file_is_said_to_be_one(tmp_path: Path, damage: bytes) -> None:
     database_file(tmp_path).write_bytes(damage)

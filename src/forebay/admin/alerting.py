@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from forebay.admin.delivery import Delivery, Line
+from forebay.admin.keys import OPENING
 from forebay.admin.outbox import Outbox
 from forebay.admin.payloads import Fate, generic
 from forebay.clock import Clock
@@ -133,7 +134,7 @@ class Alerting:
             since = now - rules.rules.keep_trying if self._lost else None
             ours = await self._books.look(find, owner, now, since)
         except Unreadable as e:
-            if str(e) != self._why:
+            if str(e) not in (self._why, OPENING):
                 _log.warning("alerts: the books cannot be looked at: %s", e)
             self._why, self._lost = str(e), True
             rules.again()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.admin.keys import OPENING
 from forebay.admin.metrics import gauge
 from forebay.admin.threads import Busy, Threads
 from forebay.clock import Clock
@@ -68,7 +69,7 @@ class Ingest:
         self._stand: Swept | None = None
         self._said: dict[str, str] = {}
         self._told: dict[int, int] = {}
-        self.status = "not opened yet"
+        self.status = OPENING
         """Empty while the database takes what the journals hold, else what is wrong."""
 
     @property

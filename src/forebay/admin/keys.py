@@ -38,6 +38,8 @@ TELL: Final = 2.0
 """Seconds a change waits for the workers before it is answered as pending."""
 HELD: Final = 20.0
 """Seconds another process may have the database before the last known list counts: no command takes longer."""
+OPENING: Final = "not opened yet"
+"""The status of a start: nothing is wrong yet."""
 
 T = TypeVar("T")
 _log = logging.getLogger("forebay.admin")
@@ -71,7 +73,7 @@ class Keys:
         self._held_since: float | None = None
         self.pending = True
         """True until the database was read for the first time, or was found not to be usable."""
-        self.status = "not opened yet"
+        self.status = OPENING
         """Empty while the database works, else what is wrong."""
 
     @property

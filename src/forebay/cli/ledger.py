@@ -107,16 +107,15 @@ def status(config: ConfigOption = None, state_dir: StateOption = None, as_json_:
         print(json.dumps([{f: getattr(j, f) for f in j.__dataclass_fields__} for j in found], indent=2))
     elif found:
         _table(
-            ("journal", "here", "on disk", "not booked", "records", "open", "last booked", ""),
+            ("journal", "here", "on disk", "not booked", "open", "last seen", ""),
             [
                 (
                     j.owner or "-",
                     j.folder or "another host",
                     f"{j.bytes:,} B",
-                    f"{j.behind:,} B",
-                    f"{j.records:,}",
+                    f"{j.behind:,} B in {j.records:,} records" if j.behind else "nothing",
                     f"{j.open:,}",
-                    j.seen or "never",
+                    j.seen.replace("+00:00", "Z") or "never",
                     j.why,
                 )
                 for j in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from decimal import Decimal
 from typing import Annotated, Any, Final
 
 import typer
@@ -163,7 +164,14 @@ def _value(text: str) -> Any:
 
 
 def _shown(limit: dict[str, Any]) -> str:
-    return ", ".join(f"{limit[m]:,} {m.replace('_', ' ')}" for m in MEASURES if m in limit)
+    return ", ".join(f"{_number(m, limit[m])} {m.replace('_', ' ')}" for m in MEASURES if m in limit)
+
+
+def _number(measure: str, value: float) -> str:
+    if not measure.startswith("money"):
+        return f"{value:,}"
+    money = Decimal(str(value))
+    return (f"{money:,.2f}" if money == round(money, 2) else f"{money:,f}") + " in"
 
 
 def _whom(limit: dict[str, Any]) -> str:

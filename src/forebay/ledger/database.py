@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -195,14 +196,17 @@ class Database:
 
 def _make_private(file: Path) -> tuple[int, int]:
     """Create the file with mode 0600 before SQLite would with the umask's; its -wal and -shm follow it. Returns its
-    device and inode."""
+    device and inode.
+
+    The file is never opened here: closing it would drop every lock that SQLite holds on it in this process (fcntl(2)).
+    Another process that then closes the database takes itself for the last one and deletes the -wal, and what is
+    written from then on is lost.
+    """
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            found = os.fstat(fd)
-        finally:
-            os.close(fd)
+        with suppress(FileExistsError):
+            os.mknod(file, stat.S_IFREG | 0o600)
+        found = file.stat()
     except OSError as e:
         raise DatabaseGone(f"{file}: {e.strerror}") from e
     return found.st_dev, found.st_ino

@@ -178,7 +178,8 @@ def take(folder: Path) -> int:
     """The right to write to the journal in `folder`. The kernel drops it with the process. Raises
     JournalBusy; JournalError: the folder cannot be made."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # parents of parents get the umask's mode
+        folder.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as e:
         raise JournalError(f"{folder} cannot be written to: {e.strerror}") from e

@@ -229,8 +229,9 @@ def _price(connection: Connection, number: int) -> Price | None:
 
 
 def _attempts(connection: Connection) -> Check:
-    check = Check("attempts: settled once, none open and settled")
-    check.looked_at = int(connection.execute(select(func.count()).select_from(reservations)).scalar_one())
+    check = Check("attempts under way and adjustments against the entries")
+    for table in (reservations, adjustments):
+        check.looked_at += int(connection.execute(select(func.count()).select_from(table)).scalar_one())
     r, e, a, j = reservations.c, entries.c, adjustments.c, journals.c
     both = select(r.journal_id, r.seq).join(entries, and_(e.journal_id == r.journal_id, e.seq == r.seq))
     for journal, seq in _stream(connection, both):
