@@ -187,7 +187,7 @@ def test_usage_that_cannot_be_is_not_believed(case: Case, engines: Engines, usag
     row = case.row()
     assert row["note"] == note
     assert 0 < row["input"] < 1_000
-    assert row["output"] < 100
+    assert 15 <= row["output"] <= 30  # by its text: 20 words
 
 
 def test_usage_of_another_answer_is_not_believed(case: Case, engines: Engines) -> None:
@@ -195,3 +195,71 @@ def test_usage_of_another_answer_is_not_believed(case: Case, engines: Engines) -
     row = case.row()
     assert row["note"] == "usage_unseen"
     assert row["output"] >= 10
+
+
+def test_an_answer_of_several_prompts_is_what_the_engine_says(case: Case, engines: Engines) -> None:
+    engines.raw.scripts[case.id] = says(whole(200, answer(counts(100, 400))))
+    body = {"model": "raw", "prompt": ["a"] * 40, "max_tokens": 10, "max_completion_tokens": 1}
+    case.gateway.ask(body, path="/v1/completions", x_test=case.id, x_request_id=case.id)
+    row = case.row()
+    assert (row["input"], row["output"], row["how"], row["note"]) == (100, 400, "unpriced", "")
+
+
+def test_usage_of_a_film_behind_an_address_is_believed(case: Case, engines: Engines) -> None:
+    film = [{"type": "video_url", "video_url": {"url": "https://films.example/1.mp4"}}]
+    script = says(whole(200, answer(counts(300_000, 10))))
+    ask(case, engines, script, messages=[{"role": "user", "content": film}])
+    assert (case.row()["input"], case.row()["note"]) == (300_000, "")
+
+
+@pytest.mark.parametrize("more", [{}, {"choices": [{"index": 0, "delta": {"content": "x"}}]}], ids=["bare", "choice"])
+def test_absurd_usage_of_a_cut_stream_is_not_believed(case: Case, engines: Engines, more: dict[str, Any]) -> None:
+    usage = event({"id": "x", "model": "raw", "choices": [], "usage": counts(5, 10**12)} | more)
+    ask(case, engines, streams(ROLE, *WORDS, usage, end=False), stream=True)
+    row = case.row()
+    assert (row["outcome"], row["note"]) == ("engine_cut", "usage_absurd")
+    assert 10 <= row["output"] <= 60
+
+
+def test_usage_that_content_follows_is_not_the_last_word(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, WORDS[0], usage_event(counts(9, 1)), *WORDS[:12], end=False), stream=True)
+    row = case.row()
+    assert row["input"] == 9
+    assert row["output"] >= 6
+
+
+def test_a_stream_that_says_nothing_has_its_usage(case: Case, engines: Engines) -> None:
+    engines.raw.scripts[case.id] = streams(ROLE, usage_event(counts(9, 0)), DONE)
+    got = case.gateway.ask(chat(stream=True), x_test=case.id, x_request_id=case.id)
+    assert b'"usage"' not in got.body  # nobody asked for it
+    row = case.row()
+    assert (row["input"], row["output"], row["note"]) == (9, 0, "")
+
+
+def test_an_empty_answer_is_no_other_one(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, LAST, usage_event(counts(9, 0)), DONE), stream=True)
+    assert (case.row()["output"], case.row()["note"]) == (0, "")
+
+
+def test_whom_it_is_booked_to_is_the_gateway_s_own_business(case: Case, engines: Engines) -> None:
+    case.gateway.ask(chat(), x_test=case.id, x_request_id=case.id, x_forebay_tags="team=search")
+    assert engines.raw.one(case.id).get("x-forebay-tags") is None
+
+
+def test_a_long_name_of_an_end_user_is_known_by_its_hash(case: Case, engines: Engines) -> None:
+    ask(case, engines, says(whole(200, answer(USAGE))), user="a" * 300 + "b")
+    other = Case(case.gateway)
+    ask(other, engines, says(whole(200, answer(USAGE))), user="a" * 300 + "c")
+    assert len(case.row()["who"]) == len(other.row()["who"]) == 64
+    assert case.row()["who"] != other.row()["who"]
+
+
+def test_who_leaves_a_long_whole_answer_pays_what_it_was_sent(case: Case, engines: Engines) -> None:
+    begun = b'{"choices":[{"message":{"content":"' + b"word " * 300_000
+    engines.raw.scripts[case.id] = says(whole(200, begun + b" " * 9)[:-9], hang=True)
+    with case.gateway.client() as client:
+        client.send(request(chat(max_tokens=200_000), x_test=case.id, x_request_id=case.id))
+        client.head()
+    row = case.row()
+    assert row["outcome"] == "client_gone"
+    assert 100_000 < row["output"] <= 200_000

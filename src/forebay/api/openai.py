@@ -37,6 +37,7 @@ class Body(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
+    best_of: int | None = None
     user: str | None = None
     safety_identifier: str | None = None
     metadata: Raw = _ABSENT

@@ -204,6 +204,10 @@ def _gemini(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_EMPTY: Final = 2
+"""Events that an answer without a token may have: its end is one."""
+
+
 def doubted(tokens: Tokens, *, prompt_most: int, answer_most: int, events: int) -> str:
     """Whether an engine's count can be of the request that it is for: "" or ABSURD, UNSEEN. Then its settlement is
     estimated from what was sent and delivered.
@@ -214,6 +218,6 @@ def doubted(tokens: Tokens, *, prompt_most: int, answer_most: int, events: int) 
         return ABSURD
     if answer_most and tokens.completion > 2 * answer_most + 64:
         return ABSURD
-    if events > 2 * tokens.completion + 16 or (events and not tokens.completion):
+    if events > 2 * tokens.completion + 16 or (events > _EMPTY and not tokens.completion):
         return UNSEEN
     return ""

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from forebay.api.openai import AnyBody
+from forebay.api.openai import MOST_TOKENS, AnyBody
 from forebay.api.usage import CONTRADICTS, doubted, tokens_of
 from forebay.errors import Outcome
+from forebay.gateway.bounds import answers_of, most_of
 from forebay.ledger.tokens import NO_TOKENS, Tokens
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 _LEFT: Final = frozenset({Outcome.CLIENT_GONE, Outcome.CANCELLED, Outcome.DRAINED})
 _BESIDE: Final = 65_536
 """Tokens a prompt may have beside its bytes: a template, tools spelt out, pictures."""
+_REFERRED: Final = 1 << 24
+"""The same, where it names pictures, films or files by an address."""
+_LONGEST: Final = 1 << 22
+"""Tokens of an answer that nothing bounds."""
 
 
 class Count(NamedTuple):
@@ -44,12 +49,7 @@ def count_of(x: Attempts, outcome: Outcome, said: int, per_event: float) -> Coun
     if usage is not None and x.exact:
         tokens, note = tokens_of(usage)
         if not note or note is CONTRADICTS:
-            doubt = doubted(
-                tokens,
-                prompt_most=len(x.request.body) + _BESIDE,
-                answer_most=_allowed(x.body),
-                events=x.events,
-            )
+            doubt = _doubt(x, tokens, x.events)
             if not doubt:
                 return Count(tokens, exact=True, note=note)
             note = doubt
@@ -58,19 +58,26 @@ def count_of(x: Attempts, outcome: Outcome, said: int, per_event: float) -> Coun
     seen = x.events
     if not (seen or said or outcome is Outcome.OK or x.first_content_at or outcome in _LEFT):
         return NOTHING
-    prompt, completion = x.prompt(), said or round(seen * per_event)
+    prompt, completion = x.prompt(), said or round(seen * per_event) or min(x.passed(), _allowed(x.body))
     cached = 0
     if usage is not None and not note:  # said on the way, by an answer that was cut
-        tokens, _ = tokens_of(usage)
-        prompt, cached = tokens.prompt or prompt, tokens.cached
-        completion = max(completion, tokens.completion)
+        tokens, note = tokens_of(usage)
+        if not note or note is CONTRADICTS:
+            note = _doubt(x, tokens, 0) or note
+            if not note or note is CONTRADICTS:
+                prompt, cached = tokens.prompt or prompt, tokens.cached
+                completion = max(completion, tokens.completion)
     return Count(Tokens(input=max(0, prompt - cached), cached=cached, output=completion), exact=False, note=note)
 
 
+def _doubt(x: Attempts, tokens: Tokens, events: int) -> str:
+    """Whether it can be: "" or a note."""
+    body = x.request.body
+    beside = _REFERRED if b'_url"' in body or b'_id"' in body else _BESIDE
+    return doubted(tokens, prompt_most=len(body) + beside, answer_most=_allowed(x.body), events=events)
+
+
 def _allowed(body: AnyBody) -> int:
-    """Completion tokens that were asked for at most; 0: no bound."""
-    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if most is None or most <= 0:
-        return 0
-    n = body.n
-    return most if n is None or n < 2 else most * n
+    """Completion tokens at most, of all answers that were asked for."""
+    most = most_of(body)
+    return min(_LONGEST if most is None else most, MOST_TOKENS) * answers_of(body)

@@ -17,6 +17,7 @@ from forebay.errors import Refusal
 from forebay.gateway.aborts import Aborts
 from forebay.gateway.admitting import Admitting
 from forebay.gateway.booking import Booking
+from forebay.gateway.bounds import defaults_for
 from forebay.gateway.callers import Caller, Callers
 from forebay.gateway.disaggregated import Disaggregating
 from forebay.gateway.draining import Drains
@@ -311,9 +312,7 @@ class Gateway:
             self.booking.check_room()
         self.retry_budget.requests += 1
         if entry.renames or entry.defaults or openai.names_twice(payload):
-            defaults = entry.defaults
-            if body.max_completion_tokens is not None and "max_tokens" in defaults:
-                defaults = {k: v for k, v in defaults.items() if k != "max_tokens"}
+            defaults = defaults_for(body, entry.defaults)
             payload = openai.rewritten(payload, {"model": entry.target_json}, defaults)
         held: Held | None = None
         prompt = -1

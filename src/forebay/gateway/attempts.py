@@ -85,7 +85,7 @@ class Attempts(ABC):
         "shown",
         "state",
         "status",
-        "unsaid",
+        "text_in",
         "usage",
     )
 
@@ -146,8 +146,8 @@ class Attempts(ABC):
         """Prompt tokens that placement took to be cached on the last engine."""
         self.counted: Counted = NOTHING  # its prompt, as its tokens were estimated
         self.prompt_tokens = -1
-        self.unsaid = b""
-        """A whole answer that came without usage."""
+        self.text_in = b""
+        """A whole answer, for its text where its usage is missing or cannot be."""
         self.held: Held | None = None
         """Of its caller's limits."""
         self.seq = 0
@@ -200,6 +200,10 @@ class Attempts(ABC):
     @property
     def events(self) -> int:
         """Content events the client was sent; 0 where they are not seen."""
+        return 0
+
+    def passed(self) -> int:
+        """About how many tokens an answer had that was passed on unread."""
         return 0
 
     def delivered(self) -> int:

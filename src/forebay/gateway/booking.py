@@ -23,11 +23,12 @@ from forebay.config.models import Config
 from forebay.counters import counters
 from forebay.errors import Outcome
 from forebay.gateway.accounting import NOTHING, Count
-from forebay.gateway.holding import LONGEST_NAME
+from forebay.gateway.bounds import answers_of, most_of
 from forebay.gateway.labels import labels_of
 from forebay.gateway.telemetry import counter_snapshot, gauge
 from forebay.ledger.enginepricing import Dearest, EnginePrices
 from forebay.ledger.entries import How, Progress, Reserved, Settled
+from forebay.ledger.gates import known_as
 from forebay.ledger.journal import Journal, JournalFull, Open, State
 from forebay.ledger.journal_format import JournalCorrupt
 from forebay.ledger.pricing import Price, PriceBook, price_from
@@ -115,8 +116,6 @@ class Booking:
             x.first_seq = seq
         x.booked_at = monotonic()
         x.price = price = self.price_of(handle, x.entry.target, now)
-        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        n = body.n or 1
         reserved = Reserved(
             seq,
             x.first_seq,
@@ -129,10 +128,10 @@ class Booking:
             handle.name,
             "",
             front.class_.value,
-            body.end_user[:LONGEST_NAME],
+            known_as(body.end_user),
             labels_of(self.labels, body.metadata, front.tags),
             x.prompt(),
-            min((most or 0) * n, _MOST_TOKENS) if (most or 0) > 0 and n > 0 else 0,
+            min((most_of(body) or 0) * answers_of(body), _MOST_TOKENS),
             x.held.full_cost if x.held is not None else 0,
             journal.price_no(price.id, price.as_json) if price is not None else 0,
         )

@@ -6,6 +6,7 @@ import secrets
 from typing import Final
 
 from forebay.gateway.explaining import ASKED, TOLD
+from forebay.gateway.labels import TAGS
 from forebay.wire.head import HOP_BY_HOP, Header, connection_names
 from forebay.wire.message import Request
 
@@ -33,6 +34,7 @@ _NOT_UPSTREAM: Final = HOP_BY_HOP | {
     # The class, and what the gateway says of itself, are its own business.
     b"x-priority",
     b"x-user-tier",
+    TAGS,
     ASKED,
 }
 _NOT_DOWNSTREAM: Final = (

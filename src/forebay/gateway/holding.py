@@ -16,9 +16,9 @@ import msgspec
 
 from forebay.api import openai
 from forebay.config.models import Class, Config
+from forebay.gateway.bounds import BOUNDS, answers_of, defaults_for, most_of, says_most
 from forebay.gateway.callers import Caller
 from forebay.gateway.front import Front
-from forebay.gateway.prompts import prompts_of
 from forebay.gateway.usage_limits import LimitUse, limits_of
 from forebay.ledger import limit_words
 from forebay.ledger.enginepricing import Dearest
@@ -35,10 +35,7 @@ if TYPE_CHECKING:
     from forebay.wire.reply import Reply
 
 log = logging.getLogger("forebay.worker")
-LONGEST_NAME: Final = 256
-"""Characters of an end user's name that tell."""
 _LARGEST_MOST: Final = openai.MOST_TOKENS
-_MOST_COPIES: Final = 1 << 20
 
 
 class Asked:
@@ -107,18 +104,14 @@ class Holding:
         caller = front.caller
         assert caller is not None
         now, wall = monotonic(), time()
-        limits, end_user = self.limits, body.end_user[:LONGEST_NAME]
-        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        if most is None or most < 0:  # llama.cpp: no bound
-            most = entry.default_most
+        limits, end_user = self.limits, body.end_user
+        most = entry.default_most if not says_most(body) else most_of(body)
         if most is not None:
             most = min(most, _LARGEST_MOST)
         elif not front.route.streams:
             most = 0  # embeddings have no answer of tokens
         payload = openai.without_own_bound(payload)
-        copies = max(1, min(body.n or 1, _MOST_COPIES))
-        if isinstance(body, openai.CompletionBody):
-            copies = min(copies * prompts_of(body), _MOST_COPIES)
+        copies = answers_of(body)
         gate = caller.gate
         if gate is None:
             gate = caller.gate = limits.gate(caller.who())
@@ -131,7 +124,7 @@ class Holding:
                 limits.release(found, now)
                 warned = found
                 entry = cheaper
-                payload = openai.rewritten(payload, {"model": entry.target_json}, entry.defaults)
+                payload = openai.rewritten(payload, {"model": entry.target_json}, defaults_for(body, entry.defaults))
                 found = limits.hold(
                     gate,
                     entry.target,
@@ -150,7 +143,7 @@ class Holding:
         if isinstance(found, Denied):
             raise limit_words.refusal(found, entry.name, self.currency, now, wall)
         if found.max_tokens is not None and front.route.streams:
-            body, payload = _bounded(body, payload, found.max_tokens)
+            body, payload = _bounded(body, payload, found.max_tokens, entry)
         if found.degrade_class:
             lower = Class(found.degrade_class)
             if lower.rank > front.class_.rank:
@@ -183,8 +176,12 @@ class Holding:
         return booking.dearest(entry, at) if booking is not None else None
 
 
-def _bounded(body: openai.AnyBody, payload: bytes, most: int) -> tuple[openai.AnyBody, bytes]:
-    """With max_tokens set, under the name that the client used; else under the one that every engine knows."""
-    name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-    changes: dict[str, int] = {name: most}
-    return msgspec.structs.replace(body, **changes), openai.with_fields(payload, {name: b"%d" % most})
+def _bounded(body: openai.AnyBody, payload: bytes, most: int, entry: Entry) -> tuple[openai.AnyBody, bytes]:
+    """With max_tokens set, under the names that the client or the operator used: engines differ in which one they
+    read. Else under the one that every engine knows, as are completions, which have no other."""
+    chat = isinstance(body, openai.ChatBody)
+    names = [name for name in BOUNDS if getattr(body, name) is not None or (chat and name in entry.defaults)]
+    if not names or not chat:
+        names = sorted({"max_tokens", *names})
+    changes = dict.fromkeys(names, most)
+    return msgspec.structs.replace(body, **changes), openai.with_fields(payload, dict.fromkeys(names, b"%d" % most))

@@ -10,6 +10,7 @@ constant say how many of them were none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -207,6 +208,7 @@ def _ids(text: bytes) -> int:
     return text.count(b",") + 1 if text[:1] == b"[" and first.isdigit() else 0
 
 
+_TEXTS: Final = re.compile(rb'\[\s*["\[]')
 _list: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -214,12 +216,13 @@ def prompts_of(body: AnyBody) -> int:
     """How many prompts a request brings: a completion may have an array of them."""
     if not isinstance(body, CompletionBody):
         return 1
-    raw = bytes(body.prompt).lstrip()
-    if not raw.startswith(b"["):
+    if bytes(memoryview(body.prompt)[:1]) != b"[":
+        return 1
+    raw = bytes(body.prompt)
+    if not _TEXTS.match(raw):
         return 1
     try:
         found = _list.decode(raw)
     except msgspec.MsgspecError:
         return 1
-    first = bytes(found[0]).lstrip()[:1] if found else b""
-    return len(found) if first in (b'"', b"[") else 1
+    return len(found)

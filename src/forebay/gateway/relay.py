@@ -12,6 +12,7 @@ from forebay.gateway.exchange import Exchange
 from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
 from forebay.gateway.handles import Entry
+from forebay.gateway.passing import UsageHunt
 from forebay.gateway.tap import Tap, suffix_of
 from forebay.wire import sse
 from forebay.wire.head import Header, media_type
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 PASS_THROUGH: Final = 1 << 20
 """Unary answers over this size are passed on as they come instead of being read whole first."""
-TAIL: Final = 4_096
-"""Bytes kept of a passed answer's end, where its usage stands."""
 TOKEN_BYTES: Final = 5
 """Of a token in an answer's JSON, about."""
+TOLD_BYTES: Final = 64
+"""The same, at least, where its log probability stands beside it."""
 _OK: Final = Outcome.OK
 DONE: Final = b"[DONE]"
 SHOWN: Final = 4_096
@@ -37,20 +38,19 @@ SHOWN: Final = 4_096
 class Unary(Exchange):
     """An answer read whole, so that an engine's failure up to its last byte can still be retried."""
 
-    __slots__ = ("_parts", "_passing", "_size", "_tail")
+    __slots__ = ("_hunt", "_parts", "_passing", "_size")
 
     heard_at = 0.0
 
-    @property
-    def events(self) -> int:
-        """Of an answer that is passed on as it comes: about as many as it has tokens."""
-        return self._size // TOKEN_BYTES if self.first_content_at else 0
+    def passed(self) -> int:
+        if not self.first_content_at or not self.front.route.streams:
+            return 0
+        return self._size // (TOLD_BYTES if b'"logprobs"' in self.request.body else TOKEN_BYTES)
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
         self._parts = bytearray()
         self._size = 0
         self._passing = False
-        self._tail = b""
         limit = self.gateway.limits.response_bytes
         if length is not None and length > limit:
             self.broken(_too_large(limit))
@@ -63,7 +63,7 @@ class Unary(Exchange):
             if self._size > self.gateway.limits.response_bytes:
                 self.broken(_too_large(self.gateway.limits.response_bytes))
                 return
-            self._tail = (self._tail + data)[-TAIL:]
+            self._hunt.feed(data)
             self.reply.write(data)
             return
         self._parts += data
@@ -73,13 +73,16 @@ class Unary(Exchange):
             self.broken(_too_large(self.gateway.limits.response_bytes))
 
     def account(self) -> None:
-        return
+        if self.first_content_at:
+            self.usage = self._hunt.usage()
+            self.exact = self.usage is not None
 
     def _pass(self) -> None:
         held = bytes(self._parts)
         self._parts.clear()
         self._passing = True
-        self._tail = held[-TAIL:]
+        self._hunt = UsageHunt()
+        self._hunt.feed(held)
         self.reply.on_pause, self.reply.on_resume = self.pause, self.resume
         self.first_content(monotonic())
         self.reply.start(self.status, self.downstream_head())
@@ -90,8 +93,7 @@ class Unary(Exchange):
             self.broken(errors.engine_failed("its compressed answer is cut short"))
             return
         if self._passing:
-            self.usage = _usage_in(self._tail)
-            self.exact = self.usage is not None
+            self.account()
             self.reply.end()
             self.complete()
             return
@@ -113,8 +115,7 @@ class Unary(Exchange):
             return
         if found.usage is not None:
             self.usage, self.exact = found.usage, True
-        else:
-            self.unsaid = body
+        self.text_in = body
         if found.model != self.entry.target:
             self.answered_by(found.model)
         if self.gateway.shows_bodies:
@@ -192,6 +193,7 @@ class Stream(Exchange):
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
         self._framer = sse.Framer(self.gateway.limits.event_bytes)
         self._held.clear()
+        self.usage, self.exact = None, False
         kind = next((media_type(v) for n, v in headers if n == b"content-type"), b"")
         if kind != b"text/event-stream":
             shown = errors.shown(kind.decode("latin-1"))
@@ -222,6 +224,7 @@ class Stream(Exchange):
     def _pass(self, block: bytes, tap: Tap) -> None:
         """Pass on events that hold nothing to act on."""
         tap.arrived()
+        self.exact = False
         self._events += sse.count(block)
         self._finished = b'"finish_reason":"' in block or b'"finish_reason": "' in block
         if self.gateway.shows_bodies:
@@ -250,6 +253,8 @@ class Stream(Exchange):
                         self.answered_by(found.model)
                     self._begin(b"".join(events[i:]))
                     return
+                if found.usage is not None and self._uses(found):
+                    continue
             self._held.append(event)
         if sum(map(len, self._held)) > self.gateway.limits.event_bytes:
             self._begin(b"")
@@ -299,11 +304,11 @@ class Stream(Exchange):
                     self._error_within(keep)
                     return
                 if found.usage is not None:
-                    self.usage = found.usage
-                    self.exact = not found.choices
-                    if self._hide_usage and not found.choices:
+                    if self._uses(found):
                         self._late_lf = event.endswith(b"\r")
                         continue
+                else:
+                    self.exact = False
                 if found.is_last:
                     self._finished = True
                 elif found.usage is None:
@@ -317,6 +322,15 @@ class Stream(Exchange):
             if self.gateway.shows_bodies:
                 self.shown = (self.shown + passed)[:SHOWN]
             self.reply.write(passed)
+
+    def _uses(self, found: openai.Chunk) -> bool:
+        """An event with usage: the engine's last word, where no choice is in it and no content comes after it. True:
+        the client did not ask for it."""
+        self.usage = found.usage
+        self.exact = not found.choices
+        if self._tap is not None:
+            self._tap.forget_for_now()  # what comes next passes by here
+        return self._hide_usage and not found.choices
 
     def _error_before_content(self, data: bytes, found: openai.Chunk) -> None:
         """An error event in a 200 stream of which the client has seen nothing: it becomes an error status."""
@@ -373,14 +387,3 @@ class Stream(Exchange):
 
 def _too_large(limit: int) -> Refusal:
     return errors.engine_failed(f"its answer is over the limit of {limit:,} bytes (limits.response_bytes)")
-
-
-def _usage_in(tail: bytes) -> openai.Usage | None:
-    """The usage object at the end of a long answer's JSON."""
-    at = tail.rfind(b'"usage"')
-    start = tail.find(b"{", at) if at >= 0 else -1
-    for end in range(start, len(tail)) if start >= 0 else ():
-        if tail[end : end + 1] == b"}" and tail.count(b"{", start, end) == tail.count(b"}", start, end + 1):
-            found = openai.answer(b'{"usage":' + tail[start : end + 1] + b"}")
-            return found.usage if found is not None else None
-    return None

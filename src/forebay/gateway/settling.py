@@ -39,21 +39,24 @@ class Settling:
         self._stamp = Stamp()
 
     def settled(self, x: Exchange) -> None:
-        """One exchange has ended. Where its engine said nothing of a whole answer's tokens, these are counted first: by
-        the model's tokenizer, off the loop, or else estimated."""
-        if not x.unsaid:
-            self._finish(x, 0)
+        """One exchange has ended. Where its engine says nothing of a whole answer's tokens, or what cannot be, these
+        are counted first: by the model's tokenizer, off the loop, or else estimated."""
+        count, whole = self._count(x, 0), x.text_in
+        x.text_in = b""
+        if count.exact or not whole:
+            self._finish(x, count)
             return
-        model, text = x.entry.target, openai.text_of_answer(x.unsaid)
-        x.unsaid = b""
-        exact = self._gateway.tokens.exact
-        if exact is None or not exact.count(
-            model, text, lambda found: self._finish(x, found or self._gateway.tokens.text(model, text))
-        ):
-            self._finish(x, self._gateway.tokens.text(model, text))
+        model, text = x.entry.target, openai.text_of_answer(whole)
 
-    def _finish(self, x: Exchange, said: int) -> None:
-        """Count it, book it, log it. `said`: the tokens of its answer, where they had to be counted here."""
+        def counted(found: int) -> None:
+            self._finish(x, self._count(x, found or self._gateway.tokens.text(model, text)))
+
+        exact = self._gateway.tokens.exact
+        if exact is None or not exact.count(model, text, counted):
+            counted(0)
+
+    def _finish(self, x: Exchange, count: Count) -> None:
+        """Book it, log it."""
         gateway = self._gateway
         seconds = monotonic() - x.received_at
         series, outcome, usage = x.series, x.outcome, x.usage
@@ -63,7 +66,6 @@ class Settling:
         total.total += seconds
         if x.heard_at:
             series.itl.total += x.heard_at - x.first_content_at
-        count = self._count(x, said)
         tokens = count.tokens
         prompt, completion = tokens.prompt, tokens.completion
         spent = b""

@@ -27,6 +27,13 @@ _LONGEST_NAME: Final = 256
 Path = tuple[str, ...]
 
 
+def known_as(end_user: str) -> str:
+    """An end user's name, as it is counted and booked by."""
+    if len(end_user) <= _LONGEST_NAME:
+        return end_user
+    return hashlib.sha256(end_user.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 class Who(msgspec.Struct, frozen=True):
     """Whom a request is booked to; "" for a level that was not given."""
 
@@ -207,8 +214,7 @@ class Scopes:
                     gate.by_model.clear()
                 found = gate.by_model[model] = Meters(_for_model(gate.groups, model))
             return found
-        if len(end_user) > _LONGEST_NAME:
-            end_user = hashlib.sha256(end_user.encode("utf-8", "surrogatepass")).hexdigest()
+        end_user = known_as(end_user)
         own = [
             self._of_end_user(rule, (*path, end_user), now, wall)
             for rule, path in gate.per_end_user
