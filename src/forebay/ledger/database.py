@@ -6,6 +6,7 @@ do about it; the driver's own exceptions come out only as its cause. One process
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sqlite3
@@ -195,14 +196,16 @@ class Database:
 
 def _make_private(file: Path) -> tuple[int, int]:
     """Create the file with mode 0600 before SQLite would with the umask's; its -wal and -shm follow it. Returns its
-    device and inode."""
+    device and inode.
+
+    One that is there is not opened: whoever closes a descriptor of it drops all locks that this process holds on it
+    (fcntl(2)), those of SQLite's connections too. Another process that closes the database would then take itself for
+    the last one, and remove the -wal that these go on writing to."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            found = os.fstat(fd)
-        finally:
-            os.close(fd)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        found = file.stat()
     except OSError as e:
         raise DatabaseGone(f"{file}: {e.strerror}") from e
     return found.st_dev, found.st_ino
