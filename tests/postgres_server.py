@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import psycopg
 import pytest
 
 
@@ -43,8 +44,12 @@ class Postgres:
             "initdb", "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=utf8", "-D", str(folder / "data")
         )
         self._log = (folder / "log").open("wb")
+        self.start()
+
+    def start(self) -> None:
+        """Also after `crash`."""
         self.process = subprocess.Popen(
-            [programs / "postgres", "-D", folder / "data", "-k", self.sockets, "-h", "", "-F"],
+            [self._programs / "postgres", "-D", self.folder / "data", "-k", self.sockets, "-h", "", "-F"],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             cwd="/",
@@ -88,6 +93,18 @@ class Postgres:
     def thaw(self, pids: list[int]) -> None:
         for pid in reversed(pids):
             os.kill(pid, signal.SIGCONT)
+
+    def sql(self, *statements: str) -> None:
+        """Each in a transaction of its own, as the server's owner."""
+        with psycopg.connect(f"postgresql://postgres@/postgres?host={self.sockets}", autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def crash(self) -> None:
+        """End every process of the server at once, by SIGKILL."""
+        for pid in self.freeze():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait(30)
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGINT)  # "fast": sessions are ended

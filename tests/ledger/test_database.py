@@ -345,3 +345,25 @@ def test_the_lock_is_one_process_at_a_time_and_dies_with_it(tmp_path: Path) -> N
         assert not DatabaseLock(tmp_path).take()
     with DatabaseLock(tmp_path) as again:
         assert again.take()
+
+
+def test_another_process_that_closes_it_takes_nothing_from_those_who_have_it_open(tmp_path: Path) -> None:
+    """Looking at the file again, as every part of the admin process does that opens it, must not drop the locks that
+    SQLite holds on it: the other process would remove the -wal, and what is committed from then on would be lost."""
+    first, second = Database("", tmp_path), Database("", tmp_path)
+    first.migrate()
+    second.check()
+    file = database_file(tmp_path)
+    wal = file.with_name(file.name + "-wal")
+    before = wal.stat().st_ino
+    look = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM versions').fetchall()"
+    subprocess.run([sys.executable, "-c", look, file], check=True)
+    assert wal.stat().st_ino == before
+    with first.write() as connection:
+        connection.execute(text("INSERT INTO versions (name, value) VALUES ('kept', 1)"))
+    kept = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT name FROM versions').fetchall())"
+    assert (
+        "kept" in subprocess.run([sys.executable, "-c", kept, file], check=True, capture_output=True, text=True).stdout
+    )
+    first.close()
+    second.close()
