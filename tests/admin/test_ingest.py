@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
 from admin_process import Admin, FakeWorker
+from forebay.config.models import Config
 from forebay.ledger.database import Database, database_file
 from forebay.ledger.journal_format import segments
 from forebay.ledger.reports import Query, Row, report
+from forebay.ledger.schema import engine_spans
 from journals import committed, on_a_loop, opened, reservation, settlement
 from waiting import eventually
 
@@ -79,6 +84,32 @@ def test_goes_on_where_it_was_killed_and_a_damaged_journal_stops_no_other(
     assert booked(admin.state_dir).attempts == 30
     assert admin.metric("forebay_ledger_alarm") == 1
     assert "worker-1: " in admin.get("/health").json["ledger"]["why"]
+
+
+def test_hours_of_engines_are_reconciled_with_their_price(admin: Admin, worker: FakeWorker, books: Path) -> None:
+    engine = {"name": "gpu-1", "url": "http://127.0.0.1:9", "price": {"gpu_hour": 3.6}}
+    admin.config = Config.model_validate(admin.config.model_dump() | {"engines": [engine]})
+    on_a_loop(write)(books, 1)
+    admin.start()
+    eventually(lambda: admin.metric("forebay_ledger_up") == 1)
+    database = Database("", admin.state_dir)
+
+    def span() -> Any:
+        with database.read() as connection:
+            return connection.execute(select(engine_spans)).one_or_none()
+
+    seen = eventually(span)
+    assert (seen.engine, seen.until, json.loads(seen.price)["gpu_hour"]) == ("gpu-1", None, 3.6)
+    assert admin.kill(signal.SIGTERM) == 0
+    began = (seen.since // 3_600 - 3) * 3_600
+    with database.write() as connection:
+        connection.execute(update(engine_spans).values(since=began, seen=began))
+    admin.start()
+    eventually(lambda: (admin.metric("forebay_ledger_engine_hours_total") or 0) >= 2)
+    with database.read() as connection:
+        (row,) = report(connection, Query(began, began + 7_200, by=("project", "engine")))
+    assert (row.group, row.total) == (("_idle", "gpu-1"), 7_200_000_000)
+    database.close()
 
 
 def test_a_database_that_cannot_be_written_holds_nothing_up(admin: Admin, worker: FakeWorker, books: Path) -> None:

@@ -27,7 +27,7 @@ def test_an_hour_of_a_full_engine_is_charged_in_full() -> None:
     one = engine(prefill_tokens_per_s=8_000, decode_step=0.02, max_num_seqs=256)
     price = hosted(one, BOOK, 0.0)
     assert price is not None
-    whole = bill(one, BOOK, 0.0, HOUR)
+    whole = bill(one.price, BOOK, 0.0, HOUR)
     assert whole == 20_000_000_000
     prefilled = price.cost(Tokens(8_000 * HOUR // 2, output=12_800 * HOUR // 2), kv=1_000_000 * HOUR)
     decoded = price.cost(Tokens(0, 5_000, output=12_800 * HOUR), kv=1_000_000 * HOUR)
@@ -85,12 +85,12 @@ def test_a_price_that_cannot_be_meant_is_refused(fields: dict[str, object], why:
 
 def test_a_price_in_another_currency_needs_a_rate() -> None:
     rented = engine(price={"gpu_hour": 20, "currency": "CNY", "kv_share": 0})
-    assert hosted(rented, BOOK, 0.0) is None and bill(rented, BOOK, 0.0, HOUR) is None
+    assert hosted(rented, BOOK, 0.0) is None and bill(rented.price, BOOK, 0.0, HOUR) is None
     rates = PriceBook(
         exchange=(Exchange("CNY", "USD", Decimal("0.14"), 0.0), Exchange("CNY", "USD", Decimal("0.15"), HOUR))
     )
-    assert [bill(rented, rates, t, t + HOUR) for t in (0.0, HOUR)] == [2_800_000_000, 3_000_000_000]
-    assert bill(rented, rates, 0.0, 1.0) == 777_778
+    assert [bill(rented.price, rates, t, t + HOUR) for t in (0.0, HOUR)] == [2_800_000_000, 3_000_000_000]
+    assert bill(rented.price, rates, 0.0, 1.0) == 777_778
     prices = EnginePrices(rented, rates)
     first, same, later = (prices.at("any", t) for t in (0.0, 3_000.0, HOUR))
     assert first is same is not None and later is not None

@@ -21,6 +21,7 @@ from forebay.state.messages import FamilySnapshot, journals
 
 if TYPE_CHECKING:  # SQLAlchemy: imported on the thread
     from forebay.ledger.database import Database
+    from forebay.ledger.enginehours import Engines
     from forebay.ledger.intake import Followed, Intake, Swept
 
 POLL: Final = 0.25
@@ -51,9 +52,11 @@ class Ingest:
         unusable: Callable[[], str],
         poll: float = POLL,
         on_booked: Callable[[int, int], object] = lambda worker, position: None,
+        engines: Callable[[], Engines] | None = None,
     ) -> None:
         """`unusable` says why the database cannot be opened, "" where it can: what has been said is not tried here too.
-        `on_booked` is called on the loop with a worker's number and the position of its journal that is booked."""
+        `on_booked` is called on the loop with a worker's number and the position of its journal that is booked.
+        `engines` says which engines with a price there are; it is called on the thread."""
         self._url = url
         self._state_dir = state_dir
         self._currency = currency
@@ -62,6 +65,7 @@ class Ingest:
         self._unusable = unusable
         self._poll = poll
         self._on_booked = on_booked
+        self._engines = engines
         self._threads = Threads("ledger", count=1, bound=2)
         self._intake: Intake | None = None
         self._database: Database | None = None
@@ -157,6 +161,7 @@ class Ingest:
                     self._currency,
                     wall=self._clock.wall,
                     alive=lambda worker: worker < self._workers,
+                    engines=self._engines,
                 )
             return self._intake.sweep()
         except (DatabaseError, OSError) as e:
@@ -256,6 +261,7 @@ _TOTALS: Final = (
     ("strays", "forebay_ledger_strays_total", "Settlements without a reservation; booked to the key `unknown`."),
     ("unpriced", "forebay_ledger_unpriced_total", "Attempts that were settled without a price."),
     ("orphans", "forebay_ledger_orphans_total", "Attempts that nobody settled in time and were settled by estimate."),
+    ("hours", "forebay_ledger_engine_hours_total", "Hours of engines with a price of their own that were reconciled."),
 )
 
 

@@ -29,6 +29,7 @@ from forebay.admin.engines import Engines
 from forebay.admin.ingest import POLL, POLL_WAITED_FOR, Ingest
 from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
+from forebay.admin.pricedengines import PricedEngines
 from forebay.admin.public import public_app
 from forebay.admin.serving import Server
 from forebay.admin.usage import UsageReports, usage_endpoint, usage_routes
@@ -37,6 +38,7 @@ from forebay.clock import SystemClock
 from forebay.config.ledger import Durability
 from forebay.config.models import Config
 from forebay.gateway import logs
+from forebay.ledger.pricing import PriceBook
 from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.messages import Draining, Ready, Reload, Start, admin_socket, run_dir
 from forebay.wire.tasks import unless
@@ -95,14 +97,23 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     usage = UsageReports(state, clock)
     alerting = make_alerting(state, keys, clock)
     ledger = config.ledger
+    live = Engines(state)
+    priced = PricedEngines(state, live, start.prices)
     if ledger.enabled:
         poll = POLL_WAITED_FOR if ledger.durability is Durability.DATABASE else POLL
         state.ledger = Ingest(
-            config.database, config.state_dir, ledger.currency, WORKERS, clock, lambda: keys.status, poll
+            config.database,
+            config.state_dir,
+            ledger.currency,
+            WORKERS,
+            clock,
+            lambda: keys.status,
+            poll,
+            engines=priced,
         )
     public = Server(public_app(state, keys, usage_endpoint(usage)), socket.socket(fileno=start.fds[0]))
     more = (alert_routes(alerting), usage_routes(usage))
-    servers = (public, Server(private_app(state, keys, Engines(state), *more), unix))
+    servers = (public, Server(private_app(state, keys, live, *more), unix))
     async with asyncio.TaskGroup() as group:
         background = [
             *state.workers.start(group),
@@ -110,7 +121,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
             *([group.create_task(state.ledger.run(), name="ledger")] if state.ledger is not None else []),
             group.create_task(_keep(state), name="sums"),
             group.create_task(alerting.run(), name="alerts"),
-            group.create_task(_follow(channel, state, alerting, leave), name="channel"),
+            group.create_task(_follow(channel, state, alerting, priced, leave), name="channel"),
         ]
         listeners = [group.create_task(server.run_until_stopped()) for server in servers]
         for server in servers:
@@ -142,15 +153,17 @@ async def _first(channel: Channel, leave: asyncio.Event) -> Start | None:
     return message
 
 
-async def _follow(channel: Channel, state: GatewayState, alerting: Alerting, leave: asyncio.Event) -> None:
+async def _follow(
+    channel: Channel, state: GatewayState, alerting: Alerting, priced: PricedEngines, leave: asyncio.Event
+) -> None:
     """The supervisor's messages until it has gone."""
     try:
         while (message := await channel.receive()) is not None:
             match message:
                 case Draining():
                     state.draining = True
-                case Reload(config):
-                    _reload(state, alerting, config)
+                case Reload(config, _, prices):
+                    _reload(state, alerting, priced, config, prices)
                 case other:
                     _log.warning("the supervisor sent %s, which is not for this process", type(other).__name__)
     except ChannelBroken as e:
@@ -159,7 +172,7 @@ async def _follow(channel: Channel, state: GatewayState, alerting: Alerting, lea
         leave.set()
 
 
-def _reload(state: GatewayState, alerting: Alerting, text: str) -> None:
+def _reload(state: GatewayState, alerting: Alerting, priced: PricedEngines, text: str, prices: str) -> None:
     try:
         config = _config(text)
     except CannotStart as e:
@@ -171,6 +184,7 @@ def _reload(state: GatewayState, alerting: Alerting, text: str) -> None:
             _log.warning("reload: a change of %s needs a restart of `forebay serve`", field)
     logs.configure(config.logging)
     state.config = config
+    priced.prices = PriceBook.from_json(prices)
     alerting.configure(rules_of(config))
 
 

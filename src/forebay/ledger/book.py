@@ -13,7 +13,7 @@ all, the difference is booked as an adjustment; the entry stays as it is. Calls 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from sqlalchemy import Connection, insert, or_, select, text, update
@@ -85,6 +85,15 @@ class Book:
                 run.survive(rows, estimate)
                 run.book()
         return len(found)
+
+    @contextmanager
+    def writing(self) -> Iterator[tuple[Connection, Names]]:
+        """A transaction of one whose turn it is to book."""
+        with self._writing() as connection:
+            yield connection, self._names
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        return self._database.read()
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:

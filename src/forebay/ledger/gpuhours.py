@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, Context, Decimal
 from fractions import Fraction
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from forebay.config.engine import Engine, GpuPrice
 from forebay.ledger.money import NANO, rounded
@@ -79,12 +79,11 @@ def _per_million(one: Fraction) -> Decimal:
     return _DOWN.divide(Decimal(million.numerator), Decimal(million.denominator))
 
 
-def bill(engine: Engine, book: PriceBook, since: float, until: float) -> int | None:
+def bill(price: GpuPrice, book: PriceBook, since: float, until: float) -> int | None:
     """Nano-units for its being there from `since` to `until` (seconds since the epoch), used or not, at the exchange
     rate of `since`. None: as `hosted`."""
-    price = engine.price
-    rate = book.rate(price.currency or book.currency, book.currency, since) if price is not None else None
-    if price is None or rate is None:
+    rate = book.rate(price.currency or book.currency, book.currency, since)
+    if rate is None:
         return None
     exact = Fraction(hour_price(price)) * NANO * rate[0] * Fraction(until - since) / HOUR
     return rounded(exact.numerator, exact.denominator)
@@ -99,15 +98,15 @@ def hours(since: float, until: float) -> Iterator[tuple[float, float]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reconciled:
+class Reconciled(Generic[Key]):
     """Nano-units."""
 
-    adjustments: dict[Hashable, int]
+    adjustments: dict[Key, int]
     """What to add to each one's cost, where it is not 0."""
     idle: int
 
 
-def reconcile(bill: int, allocated: Mapping[Key, int], *, spread_idle: bool = False) -> Reconciled:
+def reconcile(bill: int, allocated: Mapping[Key, int], *, spread_idle: bool = False) -> Reconciled[Key]:
     """Makes allocated + adjustments + idle the bill. Where more was allocated than the bill, everybody's part of it is
     scaled down; with `spread_idle` also up. Odd nano-units go to the largest remainders. Negative costs (corrections of
     others) are left as they are."""
@@ -123,5 +122,5 @@ def reconcile(bill: int, allocated: Mapping[Key, int], *, spread_idle: bool = Fa
     by_remainder = sorted(parts, key=lambda key: -parts[key][1])
     more = set(by_remainder[:missing])
     new = {key: whole + (key in more) for key, (whole, _) in parts.items()}
-    adjustments: dict[Hashable, int] = {key: new[key] - cost for key, cost in shares.items() if new[key] != cost}
+    adjustments = {key: new[key] - cost for key, cost in shares.items() if new[key] != cost}
     return Reconciled(adjustments, bill - fixed - target)

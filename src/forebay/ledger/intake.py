@@ -3,7 +3,8 @@
 `sweep` reads a bounded run of each journal behind the position that is booked, books it, and removes the segments that
 are booked whole. Now and then it says that this host lives, and settles what nobody else will (`Book.expire`); never
 before its own journals are read to their ends, nor until the database has been there for as long as others may be
-silent: they could not say that they live while it was gone. A journal that cannot be read stops no other.
+silent: they could not say that they live while it was gone. Hours of engines are reconciled then, too
+(`ledger.enginehours`). A journal that cannot be read stops no other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from forebay.ledger.book import Book, Ingested, WrongCurrency
 from forebay.ledger.database import Database, DatabaseError
+from forebay.ledger.enginehours import EngineHours, Engines
 from forebay.ledger.entries import Record
 from forebay.ledger.journal_format import JournalError, segment_file, segments, split
 from forebay.ledger.journal_read import Reader, forget
@@ -60,6 +62,8 @@ class Totals:
     orphans: int = 0
     segments: int = 0
     """Removed."""
+    hours: int = 0
+    """Of engines, reconciled."""
 
     def add(self, done: Ingested) -> None:
         self.records += done.records
@@ -110,7 +114,8 @@ def bytes_behind(folder: Path, position: int) -> int:
 
 
 class Intake:
-    """For one thread. `root` has the journals' folders; `alive` says whether a worker of this number is one of ours."""
+    """For one thread. `root` has the journals' folders; `alive` says whether a worker of this number is one of ours,
+    `engines` which engines with a price there are just now."""
 
     def __init__(
         self,
@@ -120,12 +125,15 @@ class Intake:
         *,
         wall: Callable[[], float],
         alive: Callable[[int], bool] = lambda n: True,
+        engines: Callable[[], Engines] | None = None,
     ) -> None:
         self._database = database
         self._root = root
         self._book = Book(database, currency)
         self._wall = wall
         self._alive = alive
+        self._engines = engines
+        self._hours = EngineHours(self._book)
         self._followed: dict[Path, Followed] = {}
         self._totals = Totals()
         self._up_since: float | None = None
@@ -158,6 +166,7 @@ class Intake:
         """The one before is closed."""
         self._database = database
         self._book = Book(database, self._book.currency)
+        self._hours = EngineHours(self._book)
         self._rewind()
 
     def _rewind(self) -> None:
@@ -212,21 +221,26 @@ class Intake:
             followed.why = followed.why or str(e)
 
     def _look_after(self, now: float) -> bool:
-        """Say that this host lives; settle orphans. True: there may be more of these."""
+        """Say that this host lives; settle orphans; reconcile hours. True: there may be more of these."""
         ours = [f for f in self._followed.values() if f.owner]
         living = [f.owner for f in ours if self._alive(int(f.folder.name.removeprefix("worker-")))]
         if living:
             self._book.beat(living, now)
         assert self._up_since is not None
-        settled = 0
-        if now - self._up_since >= GRACE and not any(f.behind or f.why for f in ours):
+        settled, more = 0, False
+        all_read = not any(f.behind or f.why for f in ours)
+        if ours and all_read and self._engines is not None:
+            hours, more = self._hours.look(ours[0].owner, self._engines(), now)
+            self._totals.hours += hours
+        if now - self._up_since >= GRACE and all_read:
             # Until the database has been there that long, others had no chance to say that they live.
             silent = SILENT if now - self._up_since >= SILENT else float("inf")
             settled = self._book.expire(now, silent=silent, grace=GRACE, estimate=estimate, most=RUN)
             self._totals.orphans += settled
-        if settled < RUN:
+        more = more or settled == RUN
+        if not more:
             self._beat = now
-        return settled == RUN
+        return more
 
     def __repr__(self) -> str:
         return f"<Intake {len(self._followed)} journals, {self._totals.settled:,} settled>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import add
 from typing import Any, Final, TypeAlias
 
 from msgspec.structs import astuple
@@ -13,11 +12,11 @@ from sqlalchemy import Connection, delete, select, update
 from forebay.errors import Outcome
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Record, Reserved, Settled
 from forebay.ledger.names import Names, clean
+from forebay.ledger.rolling import Sums
 from forebay.ledger.schema import (
-    GRAINS,
-    HOUR,
     SUMS,
     adjustments,
+    engine_hours,
     entries,
     journal_names,
     journals,
@@ -33,7 +32,7 @@ MOST_COST: Final = 1 << 53
 _FAR: Final = 32_503_680_000.0  # the year 3000
 UNKNOWN: Final = Account(0, "unknown", "", "", "", "", "")
 """Pays for what was settled without its reservation, or under a number that its segment never explained."""
-_NO_CALL: Final = Reserved(0, 0, 0.0, "", 0, "", "", "", "", "", "", "", (), 0, 0, 0)
+NO_CALL: Final = Reserved(0, 0, 0.0, "", 0, "", "", "", "", "", "", "", (), 0, 0, 0)
 _COST, _ADJUSTED, _AVOIDED, _KV, _CORRECTIONS = map(SUMS.index, ("cost", "adjusted", "avoided", "kv", "corrections"))
 _FIRST_KIND: Final = SUMS.index(KINDS[0])
 
@@ -94,34 +93,6 @@ class _Open:
     stored: bool = False
 
 
-class _Sums:
-    """What is to be added to the rollups."""
-
-    def __init__(self) -> None:
-        self._by: dict[tuple[int, int, str, str], list[int]] = {}
-
-    def row(self, at: float, dimension: int, how: str, outcome: str) -> list[int]:
-        key = (int(at) // HOUR * HOUR, dimension, how, outcome)
-        found = self._by.get(key)
-        if found is None:
-            found = self._by[key] = [0] * len(SUMS)
-        return found
-
-    def rows(self) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = []
-        finer = self._by
-        for grain in reversed(GRAINS):
-            if grain != HOUR:
-                coarser: dict[tuple[int, int, str, str], list[int]] = {}
-                for (slot, dimension, how, outcome), sums in finer.items():
-                    key = (slot // grain * grain, dimension, how, outcome)
-                    before = coarser.get(key)
-                    coarser[key] = sums if before is None else list(map(add, before, sums))
-                finer = coarser
-            rows += [(grain, *key, *sums) for key, sums in sorted(finer.items())]  # sorted: neighbours on a page
-        return rows
-
-
 class Run:
     """`read` (or `survive`), then `book`."""
 
@@ -139,7 +110,7 @@ class Run:
         self._suspects: set[int] = set()
         self._renamed = False
         self._new_names: dict[tuple[str, int], int] = {}
-        self._sums = _Sums()
+        self._sums = Sums()
         self.done = Ingested(journal.position)
 
     def read(self, records: Iterable[tuple[int, Record]]) -> None:
@@ -275,6 +246,9 @@ class Run:
         insert_rows(connection, entries, rows)
         insert_rows(connection, adjustments, corrections)
         add_rows(connection, rollups, self._sums.rows(), SUMS)
+        if hours := self._sums.hours():  # those of them that were reconciled are again
+            done = among(connection, engine_hours.c.slot, hours)
+            connection.execute(update(engine_hours).where(done, engine_hours.c.again == 0).values(again=1))
         if gone:
             mine = reservations.c.journal_id == journal.id
             connection.execute(delete(reservations).where(mine, among(connection, reservations.c.seq, gone)))
@@ -309,7 +283,7 @@ class Run:
     def _stray(self, settled: Settled) -> _Open:
         account = self._names.account(self._connection, UNKNOWN)
         at = _time(settled.at)
-        where = self._names.dimension(self._connection, account, _NO_CALL, at)
+        where = self._names.dimension(self._connection, account, NO_CALL, at)
         return _Open(settled.seq, at, "", where.dimension, None, None, 0, 0, 0, None, self._journal.boot)
 
     def _entry(self, settled: Settled, price: int | None, attempt: _Open) -> tuple[Any, ...]:
@@ -371,7 +345,7 @@ class Run:
             if where is None:
                 account = account or self._names.account(self._connection, UNKNOWN)
                 at = _time(adjusted.since or adjusted.at)
-                where = (at, self._names.dimension(self._connection, account, _NO_CALL, at).dimension, "", "")
+                where = (at, self._names.dimension(self._connection, account, NO_CALL, at).dimension, "", "")
             rows.append(self._correction(adjusted, where, NO_TOKENS, 0))
         return rows
 

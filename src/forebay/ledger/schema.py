@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from forebay.ledger.tokens import KINDS
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest migration; a test compares it with the scripts."""
 
 metadata = MetaData(
@@ -300,6 +300,39 @@ rollups = Table(
     sqlite_with_rowid=False,
 )
 """Sums of entries by `entries.at`, and of adjustments by `counts_at`, by GRAINS in UTC."""
+
+engine_spans = Table(
+    "engine_spans",
+    metadata,
+    Column("host", String(32), primary_key=True),  # a journal's owner
+    Column("engine", Text, primary_key=True),
+    Column("since", Double, primary_key=True),
+    Column("until", Double),  # empty while the host has it so
+    Column("seen", Double, nullable=False),  # when the host last had it so
+    Column("price", Text, nullable=False),  # `config.engine.GpuPrice` as JSON
+)
+"""When hosts had engines with a GPU-hour price in their configuration, and at which."""
+
+engine_hours = Table(
+    "engine_hours",
+    metadata,
+    Column("slot", BigInteger, primary_key=True, autoincrement=False),  # when the hour begins
+    Column("engine", Text, primary_key=True),
+    Column("bill", BigInteger, nullable=False),
+    Column("allocated", BigInteger, nullable=False),
+    Column("idle", BigInteger, nullable=False),
+    Column("spread", SmallInteger, nullable=False),  # 1: what is idle is laid on those who used it
+    Column("at", Double, nullable=False),  # when it was last reconciled
+    Column("again", SmallInteger, nullable=False),  # 1: something was booked into it since
+    CheckConstraint("allocated + idle = bill", name="whole"),
+)
+"""Hours that were reconciled. The bill stays as it was; what is allocated may still change."""
+Index(
+    "ix_engine_hours_again",
+    engine_hours.c.slot,
+    sqlite_where=text("again = 1"),
+    postgresql_where=text("again = 1"),
+)
 
 alerts = Table(
     "alerts",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
+from forebay.ledger.corrections import SOURCES
 from forebay.ledger.database import Database
 from forebay.ledger.intake import bytes_behind, journal_folders, owner_of
 from forebay.ledger.journal_format import JournalError, bytes_on_disk
@@ -37,7 +38,8 @@ class JournalStand:
 def stand(database: Database, root: Path) -> list[JournalStand]:
     """The journals in folders of `root`, then those of other hosts. Raises DatabaseError, and OSError."""
     with database.read() as connection:
-        rows = {row.owner: row for row in connection.execute(select(journals))}
+        query = select(journals).where(journals.c.owner.not_in(SOURCES))
+        rows = {row.owner: row for row in connection.execute(query)}
         count = select(reservations.c.journal_id, func.count()).group_by(reservations.c.journal_id)
         under_way = {number: int(n) for number, n in connection.execute(count)}
     found = []

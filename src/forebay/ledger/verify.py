@@ -4,6 +4,7 @@ All in one state of the database, so that it can be done while the gateway runs.
 
 - rollups: the hours against the entries and adjustments, longer ones against the hours;
 - prices: each entry's cost against its tokens at the price it was settled at;
+- hours of engines that were reconciled: what is allocated and idle against their bills;
 - attempts: none is open and settled; an adjustment of an attempt has it; none has a number its journal has not reached;
 - journals of this host: what they say up to the position that is booked is booked so.
 """
@@ -32,6 +33,7 @@ from sqlalchemy import (
     union_all,
 )
 
+from forebay.ledger.corrections import HOURS
 from forebay.ledger.database import Database
 from forebay.ledger.entries import Hit, How, Settled
 from forebay.ledger.intake import journal_folders, owner_of
@@ -44,6 +46,8 @@ from forebay.ledger.schema import (
     HOUR,
     SUMS,
     adjustments,
+    dimensions,
+    engine_hours,
     entries,
     journals,
     prices,
@@ -103,7 +107,8 @@ def verify(database: Database, root: Path) -> Verified:
             connection.execute(text("SET LOCAL statement_timeout = 0"))
         found = _sums(connection)
         found.checks += [_rollups(connection, grain, finer) for grain, finer in _pairs()]
-        found.checks += [_costs(connection), _attempts(connection), _positions(connection, root)]
+        found.checks += [_costs(connection), _engine_hours(connection), _attempts(connection)]
+        found.checks.append(_positions(connection, root))
     return found
 
 
@@ -226,6 +231,33 @@ def _price(connection: Connection, number: int) -> Price | None:
         return price_from(found.encode())
     except msgspec.MsgspecError:
         return None
+
+
+def _engine_hours(connection: Connection) -> Check:
+    check = Check("hours of engines: allocated and idle against their bills")
+    h, r, a, d, j = engine_hours.c, rollups.c, adjustments.c, dimensions.c, journals.c
+    done = h.again == 0
+    check.looked_at = int(connection.execute(select(func.count()).select_from(engine_hours).where(done)).scalar_one())
+    booked = (
+        select(h.slot, h.engine, (r.cost + r.adjusted).label("off"))
+        .join(rollups, and_(r.grain == HOUR, r.slot == h.slot))
+        .join(dimensions, and_(d.id == r.dimension_id, d.engine == h.engine))
+    )
+    others = (  # neither allocated nor idle
+        select(h.slot, h.engine, (-a.cost).label("off"))
+        .select_from(adjustments)
+        .join(dimensions, d.id == a.dimension_id)
+        .join(journals, and_(j.id == a.journal_id, j.owner != HOURS))
+        .join(engine_hours, and_(h.slot == _slot(connection, a.counts_at), h.engine == d.engine))
+        .where(a.adjusts == 0)
+    )
+    billed = select(h.slot, h.engine, (-h.bill).label("off"))
+    both = union_all(*(query.where(done) for query in (booked, others, billed))).subquery()
+    off = func.sum(both.c.off)
+    query = select(both.c.slot, both.c.engine, off).group_by(both.c.slot, both.c.engine).having(off != 0)
+    for slot, engine, nanos in _stream(connection, query):
+        check.differs(f"{engine}, the hour from {_shown(slot)}: {int(nanos):+,} against its bill")
+    return check
 
 
 def _attempts(connection: Connection) -> Check:
