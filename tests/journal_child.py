@@ -83,7 +83,7 @@ async def live(job: dict[str, Any], told: int) -> None:
         limit_bytes=16 << 20,
         loop=asyncio.get_running_loop(),
         on_committed=lambda number: disk.say("committed", number),
-        tuning=Tuning(gather=0, pace=0, segment_bytes=4096),
+        tuning=Tuning(gather=0, linger=0, pace=0, segment_bytes=4096),
         disk=disk,
     )
     journal.recover(lambda one: (How.ESTIMATED, one.delivered))

@@ -107,6 +107,8 @@ def shown(text: object, limit: int = 80) -> str:
 
 def field_value(text: str) -> bytes:
     """Text as the value of a header (RFC 9110 §5.5): visible ASCII and spaces, "?" for all else, so never CR or LF."""
+    if text.isascii() and text.isprintable():
+        return text.strip().encode()
     return "".join(ch if " " <= ch <= "~" else "?" for ch in text).strip().encode("ascii")
 
 

@@ -38,7 +38,7 @@ async def test_what_is_reserved_and_settled_is_read_back_in_order(tmp_path: Path
 
 @on_a_loop
 async def test_many_records_share_an_fsync(tmp_path: Path) -> None:
-    journal = opened(tmp_path, tuning=Tuning(gather=0.02, pace=0))
+    journal = opened(tmp_path, tuning=Tuning(gather=0.02, linger=0.02, pace=0))
     await until(journal, lambda: True)
     for _ in range(500):
         last = journal.reserve(reservation(journal))
@@ -103,7 +103,7 @@ async def test_orphans_that_nobody_settled_stay_orphans(tmp_path: Path) -> None:
 @on_a_loop
 async def test_segments_can_be_removed_once_they_are_ingested(tmp_path: Path) -> None:
     """Each says again what is open, and what it refers to; so the newest alone is enough for the next life."""
-    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, segment_bytes=4096))
+    journal = opened(tmp_path, tuning=Tuning(gather=0, linger=0, pace=0, segment_bytes=4096))
     stays = reservation(journal)
     journal.reserve(stays)
     journal.progress(Progress(1.0, ((stays.seq, 3),)))
@@ -130,7 +130,7 @@ async def test_segments_can_be_removed_once_they_are_ingested(tmp_path: Path) ->
 
 @on_a_loop
 async def test_a_full_journal_takes_settlements_and_no_reservations_until_it_was_ingested(tmp_path: Path) -> None:
-    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, look=0))
+    journal = opened(tmp_path, tuning=Tuning(gather=0, linger=0, pace=0, look=0))
     last = reservation(journal)
     number = journal.reserve(last)
     with pytest.raises(JournalFull, match="bytes of the journal are not in the database"):
@@ -184,7 +184,7 @@ async def test_books_in_another_currency_are_another_journal(tmp_path: Path) -> 
 
 @on_a_loop
 async def test_reading_goes_on_behind_any_record(tmp_path: Path) -> None:
-    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, segment_bytes=1024))
+    journal = opened(tmp_path, tuning=Tuning(gather=0, linger=0, pace=0, segment_bytes=1024))
     for _ in range(20):
         first, second = reservation(journal), reservation(journal)
         journal.reserve(first)
@@ -212,7 +212,7 @@ async def test_reading_goes_on_behind_any_record(tmp_path: Path) -> None:
 
 @on_a_loop
 async def test_how_far_an_ingester_has_come_is_told_by_record(tmp_path: Path) -> None:
-    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, segment_bytes=1024))
+    journal = opened(tmp_path, tuning=Tuning(gather=0, linger=0, pace=0, segment_bytes=1024))
     numbers = []
     for _ in range(12):
         one = reservation(journal)

@@ -43,7 +43,7 @@ async def test_workers_that_are_killed(live: Live, tmp_path: Path) -> None:
 @on_a_loop
 async def test_a_disk_that_fails(tmp_path: Path) -> None:
     folder = tmp_path / "worker-0"
-    tuning = Tuning(gather=0, pace=0, retry=0.001, segment_bytes=4096)
+    tuning = Tuning(gather=0, linger=0, pace=0, retry=0.001, segment_bytes=4096)
     journal = opened(folder, disk=Faulty(set(range(6, 1000, 7))), tuning=tuning)
     ingester = Ingester(folder, Database("", tmp_path))
     costs: dict[int, tuple[str, int]] = {}

@@ -18,7 +18,7 @@ from forebay.ledger.journal_format import segments
 from forebay.ledger.journal_read import find, forget
 from journals import Faulty, books, committed, looking, names, on_a_loop, opened, reservation, settlement, until
 
-QUICK = Tuning(gather=0, pace=0, retry=0.001, segment_bytes=4096)
+QUICK = Tuning(gather=0, linger=0, pace=0, retry=0.001, segment_bytes=4096)
 
 
 async def run(folder: Path, disk: Disk) -> tuple[set[int], set[int]]:
@@ -105,7 +105,7 @@ async def test_it_says_what_is_wrong_and_when_it_is_over(tmp_path: Path, caplog:
             return super().write(fd, data)
 
     disk = Full()
-    journal = opened(tmp_path, disk=disk, tuning=Tuning(gather=0, pace=0, retry=0.001, memory_bytes=4096))
+    journal = opened(tmp_path, disk=disk, tuning=Tuning(gather=0, linger=0, pace=0, retry=0.001, memory_bytes=4096))
     first = reservation(journal)
     await committed(journal, journal.reserve(first))
     disk.full = True
@@ -155,7 +155,9 @@ async def test_a_folder_that_goes_away_and_comes_back(tmp_path: Path) -> None:
 
 @on_a_loop
 async def test_what_could_not_be_written_before_the_end_is_counted(tmp_path: Path) -> None:
-    journal = opened(tmp_path, disk=Faulty(set(range(4, 100_000))), tuning=Tuning(gather=0, pace=0, retry=0.01))
+    journal = opened(
+        tmp_path, disk=Faulty(set(range(4, 100_000))), tuning=Tuning(gather=0, linger=0, pace=0, retry=0.01)
+    )
     await committed(journal, 0)
     for _ in range(3):
         journal.reserve(reservation(journal))
@@ -182,7 +184,7 @@ async def test_a_disk_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> No
 
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
     disk = Hanging()
-    journal = opened(tmp_path, disk=disk, tuning=Tuning(gather=0, pace=0, slow=0, memory_bytes=1000))
+    journal = opened(tmp_path, disk=disk, tuning=Tuning(gather=0, linger=0, pace=0, slow=0, memory_bytes=1000))
     first = reservation(journal)
     last = journal.reserve(first)
     await asked.wait()

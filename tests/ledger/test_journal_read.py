@@ -31,7 +31,7 @@ from journals import books, committed, looking, on_a_loop, opened, reservation, 
 
 async def written(folder: Path, rounds: int = 8, segment_bytes: int = 1 << 20) -> Journal:
     """Each round is a group."""
-    journal = opened(folder, tuning=Tuning(gather=0, pace=0, segment_bytes=segment_bytes))
+    journal = opened(folder, tuning=Tuning(gather=0, linger=0, pace=0, segment_bytes=segment_bytes))
     await committed(journal, 0)
     for _ in range(rounds):
         one, two = reservation(journal), reservation(journal)
@@ -221,7 +221,7 @@ def test_much_at_once_is_several_groups(tmp_path: Path) -> None:
 
 @on_a_loop
 async def test_a_reader_that_keeps_up_reads_nothing_twice_and_misses_nothing(tmp_path: Path) -> None:
-    journal = opened(tmp_path, tuning=Tuning(gather=0, pace=0, segment_bytes=2048))
+    journal = opened(tmp_path, tuning=Tuning(gather=0, linger=0, pace=0, segment_bytes=2048))
     reader = Reader(tmp_path)
     seen: list[int] = []
     for _ in range(60):

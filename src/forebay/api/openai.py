@@ -332,9 +332,15 @@ def asking_for_usage(body: bytes) -> bytes:
 
 def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
     """`body`, an object that is not empty, with these fields set whatever it says of them; values are JSON."""
-    if _escapes_a_letter(body) or any(b'"%b"' % name.encode() in body for name in fields):
+    added = []
+    for name, value in fields.items():
+        key = b'"' + name.encode() + b'"'
+        if key in body:
+            return rewritten(body, fields, {})
+        added.append(key + b":" + value)
+    if _escapes_a_letter(body):
         return rewritten(body, fields, {})
-    return with_first_field(body, b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields.items()]))
+    return with_first_field(body, b",".join(added))
 
 
 def _escapes_a_letter(body: bytes) -> bool:
@@ -366,7 +372,7 @@ def names_twice(body: bytes) -> bool:
 def with_first_field(body: bytes, field: bytes) -> bytes:
     """`body`, an object that is not empty, with one more field at its front: cheaper than taking it apart."""
     brace = body.index(b"{") + 1
-    return b"%b%b,%b" % (body[:brace], field, body[brace:])
+    return body[:brace] + field + b"," + body[brace:]
 
 
 def chunk(data: bytes) -> Chunk | None:

@@ -166,6 +166,7 @@ class Booking:
         x.reply.hold()
         now = monotonic()
         self._waiting.append(_Waiting(x.position, now + self._wait, x))
+        self.journal.hurry(x.position)
         if self._timer is None:
             self._timer = self._loop.call_later(self._wait, self._overdue)
 

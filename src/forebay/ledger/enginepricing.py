@@ -47,7 +47,10 @@ class Dearest:
 
     def __init__(self, prices: Iterable[Price]) -> None:
         self._prices = tuple({price.id: price for price in prices}.values())
+        self._only = self._prices[0] if len(self._prices) == 1 else None
 
     def most(self, prompt: int, completion: int, /) -> int:
         """As `Price.most`."""
+        if self._only is not None:
+            return self._only.most(prompt, completion)
         return max(price.most(prompt, completion) for price in self._prices)

@@ -55,10 +55,12 @@ class Tuning(msgspec.Struct, frozen=True):
     """What need not be configured."""
 
     gather: float = 0.001
-    """Seconds that a record waits for others, that they share one change of thread and one fsync."""
+    """Seconds that a record waits for others, that they share one change of thread and one fsync; where somebody waits
+    for it (`Journal.hurry`)."""
+    linger: float = 0.015
+    """The same where nobody does: engines take longer than this to say their first word."""
     pace: float = 0.005
-    """Least seconds from one group to the next: an fsync takes 0.2 ms of CPU, however little it writes, and engines
-    take longer than this to say their first word."""
+    """Least seconds from one group to the next: an fsync takes 0.2 ms of CPU, however little it writes."""
     segment_bytes: int = 8 << 20
     """Size at which a segment is followed by the next; at most a sixteenth of the journal."""
     memory_bytes: int = 32 << 20
@@ -134,6 +136,8 @@ class Journal:
         self._flying: Work | None = None
         self._flew = float("-inf")  # when it, or the last, was handed over
         self._timer: asyncio.TimerHandle | None = None
+        self._hurried = 0
+        """The number of the last record that somebody waits for."""
         self._looks: asyncio.TimerHandle | None = None
         self._backoff = tuning.retry
         self._ends: deque[tuple[int, int]] = deque(maxlen=_ENDS)  # (position, number of the last record) of groups
@@ -236,6 +240,14 @@ class Journal:
             self._delivered.pop(settled.seq, None)
         return self._append(_encode(settled))
 
+    def hurry(self, number: int) -> None:
+        """Somebody waits for this record, and for those before it."""
+        if number > self._hurried:
+            was, self._hurried = self._hurried, number
+            waits = self._count - len(self._parts)
+            if was <= waits < number and self._flying is None and not self.why:
+                self._gather()
+
     def progress(self, progress: Progress) -> int:
         """Its number; `committed` where there is no room for it, since it can be done without."""
         live = [one for one in progress.live if one[0] in self._open]
@@ -335,9 +347,14 @@ class Journal:
         return self._count
 
     def _gather(self) -> None:
-        self._arm(max(self._tuning.gather, self._flew + self._tuning.pace - self._loop.time()))
+        """Have what waits handed over, soon where somebody waits for it."""
+        tuning = self._tuning
+        wait = tuning.gather if self._hurried > self._count - len(self._parts) else tuning.linger
+        self._arm(max(wait, self._flew + tuning.pace - self._loop.time()))
 
     def _arm(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self._loop.call_later(seconds, self._hand_over)
 
     def _hand_over(self) -> None:
