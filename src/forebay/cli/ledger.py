@@ -11,12 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from forebay.cli.adminsocket import EX_UNAVAILABLE
 from forebay.cli.main import EX_CONFIG
+from forebay.cli.reach import ConfigOption, JsonOption, StateOption
 from forebay.config.load import load_only
 from forebay.config.models import Config
 from forebay.config.problems import ConfigError
@@ -27,22 +28,6 @@ if TYPE_CHECKING:
     from forebay.ledger.database import Database
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at the ledger's books.")
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        help="The configuration that `forebay serve` runs with; state_dir, database and ledger are read of it.",
-        envvar="FOREBAY_CONFIG",
-    ),
-]
-StateOption = Annotated[
-    Path | None,
-    typer.Option("--state-dir", metavar="DIR", help="The state directory, where it is not the configured one."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
