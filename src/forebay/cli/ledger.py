@@ -1,6 +1,6 @@
-"""`forebay ledger`: whether the books are right, and how far they are.
+"""`forebay ledger`: whether the books are right, how far they are, and corrections of them.
 
-Both only read, and go straight to the database: a gateway may run beside them, or be broken.
+All go straight to the database: a gateway may run beside them, or be broken.
 """
 
 from __future__ import annotations
@@ -8,26 +8,32 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
 from forebay.cli.adminsocket import EX_UNAVAILABLE
-from forebay.cli.main import EX_CONFIG
+from forebay.cli.main import EX_CONFIG, USAGE
 from forebay.cli.reach import ConfigOption, JsonOption, StateOption
 from forebay.config.load import load_only
 from forebay.config.models import Config
 from forebay.config.problems import ConfigError
+from forebay.errors import shown
 from forebay.ledger.money import shown_money
 from forebay.state.messages import journals
 
 if TYPE_CHECKING:
     from forebay.ledger.database import Database
+    from forebay.ledger.invoices import Plan
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at the ledger's books.")
+SHOWN_PARTS: Final = 50
+"""Accounts that a correction is shown of, one by one."""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at the ledger's books, and correct them.")
 
 
 @app.command()
@@ -109,6 +115,109 @@ def status(config: ConfigOption = None, state_dir: StateOption = None, as_json_:
     else:
         print("There is no journal yet: nothing was booked.", file=sys.stderr)
     sys.exit(1 if any(j.why for j in found) else 0)
+
+
+@app.command()
+def adjust(
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, such as the invoice's number; kept with it.")],
+    total: Annotated[
+        str | None, typer.Option(metavar="AMOUNT", help="What the invoice says that it all came to.")
+    ] = None,
+    amount: Annotated[
+        str | None, typer.Option(metavar="AMOUNT", help="What is to be added; below 0, what is credited.")
+    ] = None,
+    provider: Annotated[
+        str, typer.Option(metavar="NAME", help="Of engines that were priced by this provider's prices.")
+    ] = "",
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only of these, as of `forebay usage`.")
+    ] = None,
+    key: Annotated[str, typer.Option(metavar="ID", help="The amount is this key's alone, and not shared out.")] = "",
+    month: Annotated[str | None, typer.Option(metavar="YYYY-MM", help="Of this month; or last.")] = None,
+    day: Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="Of this day; or yesterday.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="WHEN", help="From this date or time.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="WHEN", help="Until before it.")] = None,
+    zone: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Time zone of these; ledger.zone where left out.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also where an amount is booked for the same time and reason.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be booked.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Correct what is booked: to an invoice's total, or by an amount.
+
+    It is shared out by what each paid in that time, to the last digit, and booked as adjustments. What will be booked
+    is shown, and asked for, before anything is.
+    """
+    from forebay.ledger.asked import Wrong, asked
+    from forebay.ledger.book import Book
+    from forebay.ledger.invoices import Wanted, amount_of, book, engines_of, plan
+
+    texts = {"month": month, "day": day, "since": since, "until": until, "zone": zone}
+    given = {name: [text] for name, text in texts.items() if text is not None}
+    try:
+        if not given.keys() & {"month", "day", "since", "until"}:
+            raise Wrong("month", "is needed, or day, or since and until: the time that the correction is of")
+        with _books(config, state_dir) as (loaded, database):
+            now, currency = time.time(), loaded.ledger.currency
+            of = asked(given | {"where": where or []}, now, loaded.ledger.zone)
+            engines: frozenset[str] = frozenset()
+            if provider:
+                with database.read() as connection:
+                    engines = engines_of(connection, provider, of.since, of.until)
+            wanted = Wanted(
+                of,
+                reason,
+                amount_of("total", total) if total is not None else None,
+                amount_of("amount", amount) if amount is not None else None,
+                provider,
+                engines,
+                key,
+                again,
+            )
+            books = Book(database, currency)
+            with books.trial() as (connection, names):
+                found = plan(connection, names, wanted, currency, now)
+            _show_plan(found, of.period, currency)
+            if dry_run or not found.corrections:
+                print("Nothing was booked.", file=sys.stderr)
+                return
+            if not yes and not _agreed():
+                _fail("nothing was booked; --yes books it without asking", 1)
+            book(books, wanted, now, found)
+            print(f"{len(found.corrections):,} adjustments are booked.", file=sys.stderr)
+    except Wrong as e:
+        _fail(str(e), USAGE)
+
+
+def _agreed() -> bool:
+    return sys.stdin.isatty() and typer.confirm("Book it?", err=True)
+
+
+def _show_plan(found: Plan, period: str, currency: str) -> None:
+    def money(nanos: int) -> str:
+        return shown_money(nanos, currency).rpartition(" ")[0]
+
+    def row(who: tuple[str, ...], booked: int, added: int) -> tuple[str, ...]:
+        return *who, money(booked), money(added), money(booked + added)
+
+    rows = [row(_who(part.account), part.booked, part.added) for part in found.parts[:SHOWN_PARTS]]
+    if more := found.parts[SHOWN_PARTS:]:
+        rows.append(row((f"{len(more):,} more", "", "", ""), sum(p.booked for p in more), sum(p.added for p in more)))
+    rows.append(row(("total", "", "", ""), found.booked, found.added))
+    print(f"{period}, in {currency}", file=sys.stderr)
+    _table(("organisation", "department", "project", "key", "booked", "adjustment", "then"), rows)
+    if found.unpriced:
+        print(f"note: {found.unpriced:,} attempts have no known price; nothing is laid on them.", file=sys.stderr)
+
+
+def _who(account: tuple[str, ...]) -> tuple[str, str, str, str]:
+    _, key_name, organisation, department, project, _ = account
+    return shown(organisation), shown(department), shown(project), shown(key_name)
 
 
 @contextmanager

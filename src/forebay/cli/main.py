@@ -45,7 +45,9 @@ COMMANDS = MappingProxyType(
             "Limits of requests, tokens and money, kept in the database: set, list and remove them.",
         ),
         "usage": Command("forebay.cli.usage", "app", "Show who used what, and what it cost."),
-        "ledger": Command("forebay.cli.ledger", "app", "Verify the ledger's books, and see how far they are."),
+        "ledger": Command(
+            "forebay.cli.ledger", "app", "Verify the ledger's books, see how far they are, and correct them."
+        ),
         "alerts": Command("forebay.cli.alerts", "app", "List alerts, and test the receivers of alerts."),
         "launch": Command(
             "forebay.cli.launch",

@@ -13,7 +13,7 @@ all, the difference is booked as an adjustment; the entry stays as it is. Calls 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 
 from sqlalchemy import Connection, insert, or_, select, text, update
@@ -29,6 +29,10 @@ __all__ = ["Book", "Estimate", "Ingested", "WrongCurrency"]
 _LOCK: Final = 0x666F726562617A  # the advisory lock of those who book
 MOST_JOURNALS: Final = 1_024
 """Whose names are kept in memory."""
+
+
+class _Undo(Exception):
+    """Ends a transaction that is only tried."""
 
 
 class Book:
@@ -91,6 +95,13 @@ class Book:
         """A transaction of one whose turn it is to book."""
         with self._writing() as connection:
             yield connection, self._names
+
+    @contextmanager
+    def trial(self) -> Iterator[tuple[Connection, Names]]:
+        """As `writing`, but nothing stays of it."""
+        with suppress(_Undo), self._writing() as connection:
+            yield connection, self._names
+            raise _Undo
 
     def reading(self) -> AbstractContextManager[Connection]:
         return self._database.read()

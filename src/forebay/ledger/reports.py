@@ -202,14 +202,14 @@ def _check(query: Query) -> None:
 
 def _sources(since: float, until: float) -> Iterator[FromClause]:
     """Rows of (dimension_id, how, outcome, *SUMS) that make up the span, each part once."""
-    for grain, begin, end in _cover(since, until, GRAINS):
+    for grain, begin, end in cover(since, until, GRAINS):
         if grain:
             yield _rolled(grain, begin, end)
         else:
             yield from _single(begin, end)
 
 
-def _cover(since: float, until: float, grains: tuple[int, ...]) -> Iterator[tuple[int, float, float]]:
+def cover(since: float, until: float, grains: tuple[int, ...]) -> Iterator[tuple[int, float, float]]:
     """(grain, since, until): as much of the span as the longest grain has, then the edges; grain 0: single entries."""
     if since >= until:
         return
@@ -219,11 +219,11 @@ def _cover(since: float, until: float, grains: tuple[int, ...]) -> Iterator[tupl
     grain, *finer = grains
     first, last = -(-since // grain) * grain, until // grain * grain
     if first >= last:
-        yield from _cover(since, until, tuple(finer))
+        yield from cover(since, until, tuple(finer))
         return
     yield grain, first, last
-    yield from _cover(since, first, tuple(finer))
-    yield from _cover(last, until, tuple(finer))
+    yield from cover(since, first, tuple(finer))
+    yield from cover(last, until, tuple(finer))
 
 
 def _rolled(grain: int, since: float, until: float) -> FromClause:
