@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -242,3 +243,49 @@ def test_an_array_of_prompts_is_counted(prompt: str, n: int) -> None:
     found = msgspec.json.decode(f'{{"prompt":{prompt}}}', type=CompletionBody)
     assert prompts_of(found) == n
     assert prompts_of(ChatBody()) == 1
+
+
+WORDS = "word " * 20_000
+SAMPLES = "A1b2" * 25_000
+
+
+def of_parts(*parts: dict[str, Any]) -> int:
+    return TokenEstimates().of("m", chat([{"role": "user", "content": parts}]))[0]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": SAMPLES, "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"format": "wav", "data": SAMPLES}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + SAMPLES}},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64," + SAMPLES}},
+    ],
+)
+def test_what_is_no_text_is_not_counted_as_one(part: dict[str, Any]) -> None:
+    assert of_parts({"type": "text", "text": "x"}, part) < 2_000
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "text": "data:image/png;base64," + WORDS},
+        {"type": "text", "text": '"url":"data:image/png;base64,' + WORDS},
+        {"type": "text", "input_audio": 1, "data": 2, "text": WORDS},
+        {"type": "input_audio", "text": WORDS},
+    ],
+)
+def test_a_text_that_looks_like_something_else_is_counted(part: dict[str, Any]) -> None:
+    assert 20_000 < of_parts(part) < 26_000
+
+
+def test_a_sound_without_samples_ends_nothing() -> None:
+    """It was looked for from the beginning again, for ever."""
+    assert of_parts({"type": "text", "text": "x"}, {"type": "input_audio"}) < 100
+    assert of_parts({"type": "input_audio", "input_audio": {}}, {"type": "input_audio"}) < 100
+
+
+@pytest.mark.parametrize("field", ["documents", "functions", "chat_template_kwargs", "chat_template"])
+def test_what_a_template_puts_into_the_prompt_is_counted(field: str) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x"}], field: [{"text": WORDS}]}
+    assert 20_000 < TokenEstimates().of("m", msgspec.json.decode(json.dumps(asked), type=ChatBody))[0] < 26_000

@@ -20,6 +20,7 @@ from forebay.errors import Refusal
 Raw = msgspec.Raw
 _ABSENT: Final = msgspec.Raw(b"")
 _NONE_BEFORE: Final = (_ABSENT,) * 5
+_NONE_BESIDE: Final = (_ABSENT,) * 4
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -92,10 +93,24 @@ class Body(msgspec.Struct, frozen=True):
 class ChatBody(Body, frozen=True):
     messages: Raw = _ABSENT
     tools: Raw = _ABSENT
+    functions: Raw = _ABSENT
+    chat_template: Raw = _ABSENT
+
+    @property
+    def beside(self) -> bytes:
+        """What a template puts into the prompt beside messages and tools."""
+        found = (self.functions, self.documents, self.chat_template_kwargs, self.chat_template)
+        return b"" if found == _NONE_BESIDE else b" ".join(map(bytes, found))
 
 
 class CompletionBody(Body, frozen=True):
     prompt: Raw = _ABSENT
+    suffix: Raw = _ABSENT
+
+    @property
+    def beside(self) -> bytes:
+        """What the prompt has beside it."""
+        return bytes(self.suffix)
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.api.openai import AnyBody, ChatBody, CompletionBody
+from forebay.api.openai import AnyBody, ChatBody, CompletionBody, EmbeddingBody
 
 NAMES: Final = (
     "request",
@@ -81,6 +81,8 @@ def _classes() -> bytes:
 _CLASSES: Final = _classes()
 _COMMA: Final = "，".encode()
 _DATA: Final = b";base64,"
+_ADDRESS: Final = re.compile(rb'"(?:[a-z_]*url|file_data)"\s*:\s*"data:[^"]*$')
+_SAMPLES: Final = re.compile(rb'"input_audio"\s*:\s*\{(?:\s*"format"\s*:\s*"[^"]*"\s*,)?\s*"data"\s*:\s*"')
 _SOUND: Final = b'"input_audio"'
 
 
@@ -99,7 +101,7 @@ SMALL: Final = 512
 def glance(body: AnyBody) -> int:
     """The bytes of a chat's text, where it is a small one without tools and parts, for which an error is a few tokens;
     less than 0 where it is not all ASCII. Else 0."""
-    if type(body) is ChatBody and len(body.tools) <= 4:
+    if type(body) is ChatBody and len(body.tools) <= 4 and not body.beside:
         text = bytes(body.messages)
         size = len(text)
         if size < SMALL and b'"type"' not in text:
@@ -116,16 +118,20 @@ def look(body: AnyBody) -> Prompt:
         messages = text.count(b'"role"')
         if b'"type"' in text:  # content in parts
             text = _without_data(text)
-            pictures = -(-text.count(b'"image_url"') // 2)  # the part's type, and its field
+            pictures = -(-text.count(b'_url"') // 2)  # the part's type, and its field; films and sounds too
         if len(body.tools) > 4:  # null
             tools = bytes(body.tools)
             defined = tools.count(b'"function"') // 2
+        beside = body.beside
     else:
         text = bytes(body.prompt if isinstance(body, CompletionBody) else body.input)
         ids = _ids(text)
-        if ids:
+        beside = b"" if isinstance(body, EmbeddingBody) else body.beside
+        if ids and not beside:
             return Prompt((), ids)
-    return Prompt((1.0, messages, 1.0 if tools else 0.0, defined, len(tools), pictures, *count(text + tools)), 0)
+    return Prompt(
+        (1.0, messages, 1.0 if tools else 0.0, defined, len(tools), pictures, *count(text + tools + beside)), 0
+    )
 
 
 def of_text(text: str) -> Prompt:
@@ -181,19 +187,26 @@ def _unescaped(text: bytes) -> bytes:
 
 
 def _without_data(text: bytes) -> bytes:
-    """What is written in base64 left out, each up to its closing quote: pictures' data URLs, and sounds."""
+    """What is written in base64 left out, each up to its closing quote: pictures' data URLs, and sounds. What a text
+    says in that way is a text."""
     if _DATA in text:
-        text = _without(text, _DATA, lambda start: start)
+        text = _without(text, _DATA, lambda start: start if _ADDRESS.search(text, max(0, start - 128), start) else -1)
     if _SOUND in text:
-        text = _without(text, _SOUND, lambda start: text.find(b'"', text.find(b'"data"', start) + 6) + 1)
+        text = _without(text, _SOUND, lambda start: sound.end() if (sound := _SAMPLES.match(text, start)) else -1)
     return text
 
 
 def _without(text: bytes, mark: bytes, begins: Callable[[int], int]) -> bytes:
+    """`begins`: where what is left out begins, for a mark's place; before that place: nothing is."""
     parts = []
     at = 0
-    while (start := text.find(mark, at)) >= 0:
-        start = begins(start)
+    while (found := text.find(mark, at)) >= 0:
+        start = begins(found)
+        if start < found:
+            start = found + len(mark)
+            parts.append(text[at:start])
+            at = start
+            continue
         parts.append(text[at:start])
         at = text.find(b'"', start)
         if at < 0:
