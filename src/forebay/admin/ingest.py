@@ -10,6 +10,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,8 +35,10 @@ CALL: Final = 30.0
 BACK_OFF: Final = (0.25, 10.0)
 LAST: Final = 8
 """Runs that are done before leaving, at most."""
+HUNG: Final = 10.0
+"""Seconds without an answer of the database at which it is one, before CALL is over,"""
 LATE: Final = 60.0
-"""Seconds behind at which it is an alarm."""
+"""and seconds behind."""
 
 _log = logging.getLogger("forebay.admin")
 
@@ -71,6 +75,9 @@ class Ingest:
         self._database: Database | None = None
         self._nudged = asyncio.Event()
         self._stand: Swept | None = None
+        self._stood = 0.0
+        self._began: float | None = None
+        """When the run that is under way began."""
         self._said: dict[str, str] = {}
         self._told: dict[int, int] = {}
         self.status = OPENING
@@ -118,6 +125,7 @@ class Ingest:
 
     async def _sweep(self, within: float) -> bool:
         """True where there is more."""
+        self._began = self._clock.now()
         try:
             found = await self._threads.run(self._call, within)
         except TimeoutError:
@@ -126,13 +134,15 @@ class Ingest:
         except Busy:
             self._fail("the database does not answer")
             return False
+        finally:
+            self._began = None
         if isinstance(found, Exception):
             self._fail(str(found))
             return False
         if self.status:
             _log.info("ledger: the books are open in %s", self._database)
             self.status = ""
-        self._stand = found
+        self._stand, self._stood = found, self._clock.wall()
         self._tell(found)
         return found.more
 
@@ -197,6 +207,9 @@ class Ingest:
     def alarms(self) -> list[str]:
         """What keeps the books from being up to date."""
         found = [self.status] if self.status else []
+        waited = 0.0 if self._began is None else self._clock.now() - self._began
+        if not found and waited > HUNG:
+            found.append(f"the database has not answered for {waited:.0f} s")
         now = self._clock.wall()
         for journal in self._journals():
             if journal.why:
@@ -207,7 +220,8 @@ class Ingest:
 
     def health(self) -> dict[str, Any]:
         alarms = self.alarms()
-        found: dict[str, Any] = {"up": not alarms, "bytes_behind": sum(j.behind for j in self._journals())}
+        behind = None if self._stand is None else sum(j.behind for j in self._journals())  # None: it cannot be known
+        found: dict[str, Any] = {"up": not alarms, "bytes_behind": behind}
         if alarms:
             found["why"] = "; ".join(alarms)
             found["meanwhile"] = "requests go on; the journals hold what is booked"
@@ -247,7 +261,18 @@ class Ingest:
         return max(0.0, now - journal.since) if held else 0.0
 
     def _journals(self) -> tuple[Followed, ...]:
-        return self._stand.journals if self._stand is not None else ()
+        if self._stand is None:
+            return ()
+        if not self.status and self._began is None:
+            return self._stand.journals
+        from forebay.ledger.intake import Followed, bytes_behind, journal_folders
+
+        known = {journal.folder: journal for journal in self._stand.journals}
+        with suppress(OSError):  # the last run is long ago, and the workers went on
+            for folder in journal_folders(journals(self._state_dir)):
+                journal = known.get(folder) or Followed(folder, since=self._stood)
+                known[folder] = replace(journal, behind=bytes_behind(folder, journal.position))
+        return tuple(known.values())
 
     def __repr__(self) -> str:
         return f"<Ingest {self.status or 'up'}>"

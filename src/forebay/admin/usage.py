@@ -126,7 +126,7 @@ class UsageReports:
         try:
             return await threads.run(explained, within)
         except TimeoutError as e:
-            raise Unavailable(f"it did not answer within {within:g} s; ask for a shorter span") from e
+            raise Unavailable(f"it did not answer within {within:g} s") from e
         except Busy as e:
             raise Unavailable(str(e)) from e
 

@@ -103,8 +103,8 @@ def status(config: ConfigOption = None, state_dir: StateOption = None, as_json_:
                 (
                     j.owner or "-",
                     j.folder or "another host",
-                    f"{j.bytes:,} B",
-                    f"{j.behind:,} B in {j.records:,} records" if j.behind else "nothing",
+                    f"{j.bytes:,} B" if j.folder else "",
+                    "" if not j.folder else f"{j.behind:,} B in {j.records:,} records" if j.behind else "nothing",
                     f"{j.open:,}",
                     j.seen.replace("+00:00", "Z") or "never",
                     j.why,

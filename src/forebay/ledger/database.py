@@ -188,7 +188,10 @@ class Database:
         return DatabaseGone(f"{self}: {said}")
 
     def __str__(self) -> str:
-        return str(self.file) if self.sqlite else self.url.render_as_string(hide_password=True)
+        if self.sqlite:
+            return str(self.file)
+        # As it is configured: without the driver, and a socket's folder with its slashes.
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=True).replace("%2F", "/")
 
     def __repr__(self) -> str:
         return f"<Database {self}>"
