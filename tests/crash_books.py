@@ -128,7 +128,7 @@ def _one(found: Found, client: Told | None, calls: list[Call], books: list[Entry
                 found.gone += 1
     found.at_risk += risky
     left = exact.total() + estimated
-    # One that was reserved and not sent at the kill has an estimate, and no call. Nothing is tried after a whole answer.
+    # One that was reserved and not sent at the kill has an estimate and no call. After a whole answer nothing is tried.
     killed = _killed(kills, client.sent, (client.end or float("inf")) + MARGIN) is not None
     unsent = killed and all(call.how != "whole" for call in calls)
     if left > (1 if unsent and estimated else 0):
