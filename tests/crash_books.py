@@ -69,8 +69,16 @@ def booked(database: Database, stem: str) -> tuple[dict[str, list[Entry]], int]:
 
 def compare(told: list[Told], calls: dict[str, list[Call]], database: Database, stem: str, kills: list[float]) -> Found:
     """`kills` in monotonic seconds, in order."""
+    books, still = booked(database, stem)
+    found = compared(told, calls, books, kills)
+    found.open = still
+    return found
+
+
+def compared(
+    told: list[Told], calls: dict[str, list[Call]], books: dict[str, list[Entry]], kills: list[float]
+) -> Found:
     found = Found(requests=len(told))
-    books, found.open = booked(database, stem)
     clients = {one.id: one for one in told}
     for id_ in clients.keys() | books.keys():
         _one(found, clients.get(id_), calls.get(id_, []), books.get(id_, []), kills)
@@ -120,8 +128,9 @@ def _one(found: Found, client: Told | None, calls: list[Call], books: list[Entry
                 found.gone += 1
     found.at_risk += risky
     left = exact.total() + estimated
-    # One that was reserved and not sent at the kill has an estimate, and no call.
-    unsent = _killed(kills, client.sent, (client.end or float("inf")) + MARGIN) is not None
+    # One that was reserved and not sent at the kill has an estimate and no call. After a whole answer nothing is tried.
+    killed = _killed(kills, client.sent, (client.end or float("inf")) + MARGIN) is not None
+    unsent = killed and all(call.how != "whole" for call in calls)
     if left > (1 if unsent and estimated else 0):
         where = found.double if len(books) > len(calls) else found.wrong
         where.append(f"{id_}: {calls}, books {books}")

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -195,6 +196,7 @@ async def campaign(here: Path, stack: contextlib.ExitStack, console: Console) ->
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing it started is left running
     with contextlib.ExitStack() as stack:
         here = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fb-crash-")))
         try:
