@@ -231,8 +231,12 @@ class Connection(asyncio.Protocol):
             server.errors += 1
             self.transport.write(answer)
         elif _STREAM.search(body) is None:
-            server.unary += 1
-            self.transport.write(UNARY)
+            if server.ttft:
+                self._stream = Stream(self, 0, False, -1)
+                asyncio.get_running_loop().call_later(server.ttft, self._answer, self._stream)
+            else:
+                server.unary += 1
+                self.transport.write(UNARY)
         else:
             asked = _MAX_TOKENS.search(body)
             events = int(asked[1]) if asked is not None else server.default_events
@@ -242,6 +246,12 @@ class Connection(asyncio.Protocol):
                 asyncio.get_running_loop().call_later(server.ttft, self._begin, stream)
             else:
                 self._begin(stream)
+
+    def _answer(self, waits: Stream) -> None:
+        if not waits.gone:
+            self.server.unary += 1
+            self.transport.write(UNARY)
+            self.stream_done()
 
     def _begin(self, stream: Stream) -> None:
         if not stream.gone:
@@ -368,7 +378,7 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=float, default=5.0, help="between two events of a stream")
     parser.add_argument("--phases", type=int, default=1, help="parts of the interval over which streams are spread")
     parser.add_argument("--events", type=int, default=100, help="content events of a stream that says no max_tokens")
-    parser.add_argument("--ttft-ms", type=float, default=0.0, help="until a stream begins")
+    parser.add_argument("--ttft-ms", type=float, default=0.0, help="until an answer begins")
     uvloop.run(_main(parser.parse_args()))
 
 
