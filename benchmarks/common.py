@@ -278,25 +278,32 @@ def gateway_config(port: int, admin: int, upstream: str, state: Path, extra: dic
 
 @contextlib.contextmanager
 def gateway(
-    work: Path, upstream: str, *, core: int | None, extra: dict[str, object] | None = None
+    work: Path,
+    upstream: str,
+    *,
+    core: int | None,
+    extra: dict[str, object] | None = None,
+    env: dict[str, str] | None = None,
 ) -> Iterator[Gateway]:
     """Start it and wait until the admin port says it is ready. Raises BenchError where it does not come up."""
     port, admin = free_port(), free_port()
     file, log = work / "forebay.yaml", work / "forebay.log"
     file.write_text(gateway_config(port, admin, upstream, work / "state", extra))
     command = [str(Path(sys.executable).with_name("forebay")), "serve", "--config", str(file)]
-    with running(command, core=core, log=log, env={"BENCH_KEY": BENCH_KEY}, grace=40) as process:
+    with running(command, core=core, log=log, env={"BENCH_KEY": BENCH_KEY, **(env or {})}, grace=40) as process:
         wait_until(answers_ok(f"http://127.0.0.1:{admin}/ready"), process, log, "forebay serve")
         yield Gateway(process, port, admin, log)
 
 
 @contextlib.contextmanager
-def mock(work: Path, *, core: int | None, interval_ms: float = 5.0, phases: int = 1) -> Iterator[str]:
+def mock(
+    work: Path, *, core: int | None, interval_ms: float = 5.0, phases: int = 1, ttft_ms: float = 0.0
+) -> Iterator[str]:
     """Start benchmarks.mock_upstream; its URL."""
     port = free_port()
     log = work / "mock.log"
     command = [sys.executable, "-m", "benchmarks.mock_upstream", "--port", str(port)]
-    command += ["--interval-ms", str(interval_ms), "--phases", str(phases)]
+    command += ["--interval-ms", str(interval_ms), "--phases", str(phases), "--ttft-ms", str(ttft_ms)]
     with running(command, core=core, log=log) as process:
         url = f"http://127.0.0.1:{port}"
         wait_until(answers_ok(f"{url}/health"), process, log, "the mock upstream")

@@ -231,15 +231,32 @@ class Connection(asyncio.Protocol):
             server.errors += 1
             self.transport.write(answer)
         elif _STREAM.search(body) is None:
-            server.unary += 1
-            self.transport.write(UNARY)
+            if server.ttft:
+                self._stream = Stream(self, 0, False, -1)
+                asyncio.get_running_loop().call_later(server.ttft, self._answer, self._stream)
+            else:
+                server.unary += 1
+                self.transport.write(UNARY)
         else:
             asked = _MAX_TOKENS.search(body)
             events = int(asked[1]) if asked is not None else server.default_events
             cut = events // 2 if fault is not None else -1
-            self._stream = Stream(self, events, _USAGE.search(body) is not None, cut)
+            stream = self._stream = Stream(self, events, _USAGE.search(body) is not None, cut)
+            if server.ttft:
+                asyncio.get_running_loop().call_later(server.ttft, self._begin, stream)
+            else:
+                self._begin(stream)
+
+    def _answer(self, waits: Stream) -> None:
+        if not waits.gone:
+            self.server.unary += 1
+            self.transport.write(UNARY)
+            self.stream_done()
+
+    def _begin(self, stream: Stream) -> None:
+        if not stream.gone:
             self.transport.write(STREAM_HEAD + ROLE)
-            server.add(self._stream)
+            self.server.add(stream)
 
     def _other(self, line: list[bytes]) -> None:
         if len(line) != 3:
@@ -254,8 +271,9 @@ class Connection(asyncio.Protocol):
 class MockUpstream:
     """Counts, running streams by phase, and the ticker."""
 
-    def __init__(self, *, interval: float = 0.005, phases: int = 1, events: int = 100) -> None:
+    def __init__(self, *, interval: float = 0.005, phases: int = 1, events: int = 100, ttft: float = 0.0) -> None:
         self.default_events = events
+        self.ttft = ttft
         self.unary = self.streams = self.events = self.cancelled = self.errors = 0
         self.connections: set[Connection] = set()
         self.routes: dict[bytes, Callable[[], bytes]] = {
@@ -341,7 +359,9 @@ async def listen(server: MockUpstream, host: str, port: int) -> asyncio.Server:
 
 
 async def _main(args: argparse.Namespace) -> None:
-    server = MockUpstream(interval=args.interval_ms / 1e3, phases=args.phases, events=args.events)
+    server = MockUpstream(
+        interval=args.interval_ms / 1e3, phases=args.phases, events=args.events, ttft=args.ttft_ms / 1e3
+    )
     listening = await listen(server, args.host, args.port)
     stop = asyncio.Event()
     for s in (signal.SIGTERM, signal.SIGINT):
@@ -358,6 +378,7 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=float, default=5.0, help="between two events of a stream")
     parser.add_argument("--phases", type=int, default=1, help="parts of the interval over which streams are spread")
     parser.add_argument("--events", type=int, default=100, help="content events of a stream that says no max_tokens")
+    parser.add_argument("--ttft-ms", type=float, default=0.0, help="until an answer begins")
     uvloop.run(_main(parser.parse_args()))
 
 

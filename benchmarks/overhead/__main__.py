@@ -24,7 +24,7 @@ from benchmarks.common import (
     verdict,
     write_results,
 )
-from benchmarks.overhead.measure import LOADS, Load, Sample, idle, measure, probe, write_bodies
+from benchmarks.overhead.measure import LOADS, Load, Sample, idle, measure, probe, thinking, write_bodies
 from benchmarks.overhead.report import YARDSTICK, lines, picture, shortfalls, table
 from benchmarks.overhead.subjects import OWN, PEERS, SELDOM, Running
 
@@ -108,6 +108,8 @@ def main() -> int:
     usual = [name for name in OWN if name not in SELDOM]
     chosen = env_names("SUBJECTS", [*usual, *([] if peers_wanted is False else PEERS)], [*OWN, *PEERS])
     loads = [LOADS[x] for x in env_names("LOADS", list(LOADS), list(LOADS))]
+    ttft = env_int("TTFT_MS", 0, least=0)
+    loads = [thinking(load, ttft) for load in loads]
     if YARDSTICK not in chosen:
         chosen.insert(0, YARDSTICK)
     say = Console(width=None if sys.stdout.isatty() else 120)
@@ -116,7 +118,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder, contextlib.ExitStack() as stack:
         work = Path(folder)
         interval = float(os.environ.get("INTERVAL_MS") or 5)
-        mock_url = stack.enter_context(mock(work, core=cores[1], interval_ms=interval))
+        mock_url = stack.enter_context(mock(work, core=cores[1], interval_ms=interval, ttft_ms=ttft))
         session = Session(work, mock_url, cores, loads, say)
         own: dict[str, Running] = {}
         for name in chosen:
@@ -136,6 +138,7 @@ def main() -> int:
     if "forebay" not in own:
         fell.append("forebay was not among the subjects, so no bar was held against it")
     figures: dict[str, object] = {
+        "ttft_ms": ttft,
         "bars": {
             load.name: {"forebay": load.bar, "admission": load.admission_bar, "ledger": load.ledger_bar}
             for load in loads

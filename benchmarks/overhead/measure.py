@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -46,6 +46,14 @@ LOADS = {
     "flat-out": Load("flat-out", connections=32, requests=20_000, bar=2.0, admission_bar=2.5, ledger_bar=3.0),
     "stream": Load("stream", connections=64, requests=640, bar=1.3, admission_bar=1.3, ledger_bar=1.4),
 }
+
+
+def thinking(load: Load, ttft_ms: int) -> Load:
+    """The load for an engine that thinks: as many requests a second need more connections."""
+    if not load.pause_ms:
+        return load
+    mean = load.pause_ms / 2
+    return replace(load, connections=round(load.connections * (mean + ttft_ms) / mean))
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,21 @@ async def test_many_records_share_an_fsync(tmp_path: Path) -> None:
 
 
 @on_a_loop
+async def test_what_is_waited_for_does_not_linger(tmp_path: Path) -> None:
+    journal = opened(tmp_path, tuning=Tuning(gather=0, linger=60, pace=0))
+    await until(journal, lambda: journal.fsyncs > 0)
+    last = journal.reserve(reservation(journal))
+    journal.hurry(last)
+    await committed(journal, last)
+    unhurried = journal.reserve(reservation(journal))
+    journal.hurry(last)  # is on disk: nobody waits for the other one
+    assert journal.committed < unhurried
+    journal.hurry(unhurried)
+    await committed(journal, unhurried)
+    await journal.close()
+
+
+@on_a_loop
 async def test_the_next_life_finds_what_was_not_settled_and_settles_it(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     settled, streamed, silent = (reservation(journal) for _ in range(3))
