@@ -27,6 +27,7 @@ from forebay.state.messages import (
     Done,
     EngineState,
     FamilySnapshot,
+    Follow,
     GetAdmission,
     GetSnapshot,
     Message,
@@ -126,6 +127,8 @@ class FakeWorker:
                         connection.sendall(pack(Done()))
                     case SetEngines():
                         connection.sendall(pack(Done()))
+                    case Follow():
+                        pass  # one that says nothing of its journal: the folder is looked at all the same
                     case other:
                         raise AssertionError(other)
 

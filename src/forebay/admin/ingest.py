@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # SQLAlchemy: imported on the thread
     from forebay.ledger.intake import Followed, Intake, Swept
 
 POLL: Final = 0.25
-"""Seconds between looks at the journals."""
-POLL_WAITED_FOR: Final = 0.01
-"""As POLL, where first bytes wait for the database."""
+"""Seconds between looks at the journals while a worker does not say when there is more."""
+SELDOM: Final = 2.0
+"""And while all do: there may be journals of others."""
 CALL: Final = 30.0
 """Seconds a run may take: each of its statements is bounded by the database's own."""
 BACK_OFF: Final = (0.25, 10.0)
@@ -50,12 +50,9 @@ class Ingest:
         workers: int,
         clock: Clock,
         unusable: Callable[[], str],
-        poll: float = POLL,
-        on_booked: Callable[[int, int], object] = lambda worker, position: None,
         engines: Callable[[], Engines] | None = None,
     ) -> None:
         """`unusable` says why the database cannot be opened, "" where it can: what has been said is not tried here too.
-        `on_booked` is called on the loop with a worker's number and the position of its journal that is booked.
         `engines` says which engines with a price there are; it is called on the thread."""
         self._url = url
         self._state_dir = state_dir
@@ -63,8 +60,6 @@ class Ingest:
         self._workers = workers
         self._clock = clock
         self._unusable = unusable
-        self._poll = poll
-        self._on_booked = on_booked
         self._engines = engines
         self._threads = Threads("ledger", count=1, bound=2)
         self._intake: Intake | None = None
@@ -72,7 +67,10 @@ class Ingest:
         self._nudged = asyncio.Event()
         self._stand: Swept | None = None
         self._said: dict[str, str] = {}
-        self._told: dict[int, int] = {}
+        self._swept = asyncio.Event()
+        """Set, and another put in its place, after each sweep."""
+        self.heard: set[int] = set()
+        """Workers that say when there is more in their journals."""
         self.status = OPENING
         """Empty while the database takes what the journals hold, else what is wrong."""
 
@@ -83,6 +81,20 @@ class Ingest:
     def nudge(self) -> None:
         """There is something in a journal that somebody waits for."""
         self._nudged.set()
+
+    async def booked(self, worker: int, owner: str, position: int, within: float) -> int:
+        """Up to where a worker's journal is in the database: as soon as that is `position`, or after `within` seconds.
+        0: nothing of it, or the worker has another journal than that of `owner` by now."""
+        try:
+            async with asyncio.timeout(within):
+                while (found := self._position(worker, owner)) < position:
+                    await self._swept.wait()
+        except TimeoutError:
+            pass
+        return found
+
+    def _position(self, worker: int, owner: str) -> int:
+        return next((j.position for j in self._journals() if _number(j) == worker and j.owner == owner), 0)
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -101,7 +113,7 @@ class Ingest:
             delay = BACK_OFF[0]
             if not more:
                 try:
-                    async with asyncio.timeout(self._poll):
+                    async with asyncio.timeout(SELDOM if len(self.heard) == self._workers else POLL):
                         await self._nudged.wait()
                 except TimeoutError:
                     pass
@@ -187,10 +199,8 @@ class Ingest:
                     _log.error("ledger: the journal of %s is not booked: %s", name, journal.why)
                 else:
                     _log.info("ledger: the journal of %s is booked again", name)
-            number = _number(journal)
-            if self._told.get(number, 0) != journal.position:
-                self._told[number] = journal.position
-                self._on_booked(number, journal.position)
+        self._swept.set()
+        self._swept = asyncio.Event()
 
     # --- what is shown -----------------------------------------------------------------------------------------------
 

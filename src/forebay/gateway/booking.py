@@ -33,7 +33,7 @@ from forebay.ledger.journal import Journal, JournalFull, Open, State
 from forebay.ledger.journal_format import JournalCorrupt
 from forebay.ledger.pricing import Price, PriceBook, price_from
 from forebay.ledger.tokens import Tokens
-from forebay.state.messages import FamilySnapshot, journal_folder
+from forebay.state.messages import Committed, FamilySnapshot, Follow, journal_folder
 
 log = logging.getLogger("forebay.worker")
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from forebay.gateway.attempts import Attempts
     from forebay.gateway.handles import Entry, Handle
 
+FOLLOW: Final = 1.0
+"""Seconds after which whoever ingests is answered, if nothing more came."""
 PROGRESS: Final = 1.0
 """Seconds between two records of what streams under way have delivered: an orphan's estimate lacks at most so much."""
 _MOST_TOKENS: Final = 1 << 40
@@ -78,6 +80,8 @@ class Booking:
         self._loop = loop
         self._waiting: deque[_Waiting] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._more: asyncio.Future[None] | None = None
+        """Whoever ingests waits for more to be on disk."""
         self._progress_at = 0.0
         self.configure(section, prices)
 
@@ -213,12 +217,27 @@ class Booking:
         """The journal is on disk up to here."""
         if not self._in_database:
             self._now_safe(position)
+        if self._more is not None:
+            self._more.set_result(None)
+            self._more = None
 
     def in_database(self, position: int) -> None:
         """The admin process has committed it up to here."""
         self.ingested = position
         if self._in_database:
             self._now_safe(position)
+
+    async def follow(self, so_far: Follow) -> Committed:
+        """For whoever ingests: returns when there is more on disk, or after a second."""
+        journal, position = self.journal, 0
+        if so_far.owner == journal.owner:  # what it says of another journal is not of this one's records
+            position = so_far.position
+            self.in_database(journal.ingested(position))
+        if journal.position <= position:
+            if self._more is None:
+                self._more = self._loop.create_future()
+            await asyncio.wait((self._more,), timeout=FOLLOW)
+        return Committed(journal.owner, journal.position)
 
     def _now_safe(self, position: int) -> None:
         self.safe = position

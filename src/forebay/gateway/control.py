@@ -22,6 +22,7 @@ from forebay.state.messages import (
     AdmissionState,
     Done,
     FamilySnapshot,
+    Follow,
     GetAdmission,
     GetSnapshot,
     NoAdmission,
@@ -78,6 +79,8 @@ class Control:
                     case SetEngines():
                         self._gateway.fleet.set_live(*live_of(message))
                         await channel.send(Done())
+                    case Follow() if self._gateway.booking is not None:
+                        await channel.send(await self._gateway.booking.follow(message))
                     case _:
                         raise ChannelBroken(f"a worker is not asked for {type(message).__name__}")
         except ConnectionError:

@@ -6,7 +6,7 @@ Two channels, one framing (`state.channel`):
   `Reload` and `Drain`; the child answers `Ready` once. End of file means that the supervisor is gone: drain and leave.
 - admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`,
   `GetAdmission`, `SetKeys` and `SetEngines`; the worker answers with `Snapshot`, `AdmissionState` or `NoAdmission`, and
-  `Done`.
+  `Done`. Of the books it sends, over a channel of its own, `Follow`, and the worker answers `Committed`.
 """
 
 from __future__ import annotations
@@ -82,6 +82,22 @@ class SetEngines(msgspec.Struct, tag="set_engines", frozen=True):
 
 class Done(msgspec.Struct, tag="done", frozen=True):
     pass
+
+
+class Follow(msgspec.Struct, tag="follow", frozen=True):
+    """Up to `position` the journal of `owner` is in the database. Answered when more of it is on disk, or after a
+    second. Positions are those of `ledger.journal_format`."""
+
+    owner: str = ""
+    """"": not known yet."""
+    position: int = 0
+
+
+class Committed(msgspec.Struct, tag="committed", frozen=True):
+    """The worker's journal, and up to where it is on disk."""
+
+    owner: str
+    position: int
 
 
 class FamilySnapshot(msgspec.Struct, frozen=True):
@@ -204,6 +220,8 @@ Message = (
     | SetKeys
     | SetEngines
     | Done
+    | Follow
+    | Committed
     | Snapshot
     | AdmissionState
     | NoAdmission
