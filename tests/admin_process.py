@@ -29,6 +29,7 @@ from forebay.state.messages import (
     FamilySnapshot,
     Follow,
     GetAdmission,
+    GetBudgets,
     GetSnapshot,
     Message,
     NoAdmission,
@@ -127,8 +128,8 @@ class FakeWorker:
                         connection.sendall(pack(Done()))
                     case SetEngines():
                         connection.sendall(pack(Done()))
-                    case Follow():
-                        pass  # one that says nothing of its journal: the folder is looked at all the same
+                    case Follow() | GetBudgets():
+                        pass  # one that says nothing of its books: the folder is looked at all the same
                     case other:
                         raise AssertionError(other)
 

@@ -26,17 +26,19 @@ from pydantic import ValidationError
 from forebay.admin.alertapi import alert_routes
 from forebay.admin.alerting import Alerting
 from forebay.admin.alerts import make_alerting, rules_of
+from forebay.admin.elsewhere import Telling
 from forebay.admin.engines import Engines
 from forebay.admin.following import Following
 from forebay.admin.ingest import Ingest
 from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
+from forebay.admin.opened import Opened
 from forebay.admin.pricedengines import PricedEngines
 from forebay.admin.public import public_app
 from forebay.admin.serving import Server
 from forebay.admin.usage import UsageReports, usage_endpoint, usage_routes
 from forebay.admin.view import GatewayState, private_folder
-from forebay.clock import SystemClock
+from forebay.clock import Clock, SystemClock
 from forebay.config.models import Config
 from forebay.gateway import logs
 from forebay.ledger.pricing import PriceBook
@@ -117,7 +119,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
         background = [
             *state.workers.start(group),
             group.create_task(keys.run(), name="keys"),
-            *(_ledger_tasks(group, state, state.ledger) if state.ledger is not None else ()),
+            *(_ledger_tasks(group, state, state.ledger, clock) if state.ledger is not None else ()),
             group.create_task(_keep(state), name="sums"),
             group.create_task(alerting.run(), name="alerts"),
             group.create_task(_follow(channel, state, alerting, priced, leave), name="channel"),
@@ -142,11 +144,16 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     admin_socket(config.state_dir).unlink(missing_ok=True)
 
 
-def _ledger_tasks(group: asyncio.TaskGroup, state: GatewayState, ingest: Ingest) -> Iterator[asyncio.Task[None]]:
+def _ledger_tasks(
+    group: asyncio.TaskGroup, state: GatewayState, ingest: Ingest, clock: Clock
+) -> Iterator[asyncio.Task[None]]:
     yield group.create_task(ingest.run(), name="ledger")
+    config = state.config
     for link in state.workers.links:
         following = Following(link.index, link.path, ingest, lambda: state.config.ledger.durability)
         yield group.create_task(following.run(), name=f"journal-{link.index}")
+        telling = Telling(link.index, link.path, ingest, Opened(config.database, config.state_dir), clock)
+        yield group.create_task(telling.run(), name=f"budgets-{link.index}")
 
 
 async def _first(channel: Channel, leave: asyncio.Event) -> Start | None:
