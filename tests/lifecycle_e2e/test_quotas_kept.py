@@ -8,11 +8,14 @@ import json
 import pytest
 
 from postgres_server import Postgres
-from stack import Engine, Forebay, chat, config_of, folder, stack
+from stack import OTHER_KEY, Engine, Forebay, chat, config_of, folder, stack
 from waiting import eventually
 
 CHAT = "/v1/chat/completions"
 QUOTA = {"name": "day", "each": "key", "tokens_per_day": 1_000_000, "concurrent": 1}
+
+
+GUESSED = {"name": "guessed", "each": "key", "key": "other", "tokens_per_day": 400, "hold": "predicted"}
 
 
 def left_and_used(gateway: Forebay) -> tuple[int, int]:
@@ -24,10 +27,13 @@ def left_and_used(gateway: Forebay) -> tuple[int, int]:
 
 def test_use_survives_a_restart() -> None:
     with folder() as where, contextlib.closing(Engine()) as engine:
-        config = config_of(where / "state", engine, quotas=[QUOTA])
+        config = config_of(where / "state", engine, quotas=[QUOTA, GUESSED])
         snapshot = where / "state" / "limits-0.snapshot"
         with contextlib.closing(Forebay(where, config)) as first:
             left, used = left_and_used(first)
+            status, headers, _ = first.call("POST", CHAT, chat(300, stream=False), key=OTHER_KEY)
+            # Not what max_tokens would hold, which is 300 and the prompt.
+            assert (status, 400 > int(headers["x-ratelimit-remaining-tokens"]) > 130) == (200, True)
         assert snapshot.stat().st_mode & 0o777 == 0o600
         with contextlib.closing(Forebay(where, config)) as second:
             assert not snapshot.exists()  # taken up

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from math import ceil
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
@@ -151,7 +152,16 @@ class Holding:
         if gate is None:
             gate = caller.gate = limits.gate(caller.who())
         found = limits.hold(
-            gate, entry.target, prompt, most, self._price(entry, wall), end_user, now, wall, copies=copies
+            gate,
+            entry.target,
+            prompt,
+            most,
+            self._price(entry, wall),
+            end_user,
+            now,
+            wall,
+            predicted=self._predicted(entry, caller, most, copies),
+            copies=copies,
         )
         if isinstance(found, Held) and found.degrade_model:
             cheaper = self._gateway.fleet.catalog.get(found.degrade_model)
@@ -169,6 +179,7 @@ class Holding:
                     end_user,
                     now,
                     wall,
+                    predicted=self._predicted(entry, caller, most, copies),
                     copies=copies,
                     degraded=True,
                 )
@@ -205,6 +216,14 @@ class Holding:
         if gate is None:
             gate = caller.gate = self.limits.gate(caller.who())
         return limits_of(self.limits, gate, now, wall)
+
+    def _predicted(self, entry: Entry, caller: Caller, most: int | None, copies: int) -> int | None:
+        """Tokens of all its answers, as admission predicts them."""
+        admitting = self._gateway.admitting
+        if admitting is None or (not most and most is not None):
+            return None
+        mean, _ = admitting.policy.lengths.residual((entry.target, caller.organisation), 0, most)
+        return ceil(mean) * copies
 
     def _price(self, entry: Entry, at: float) -> Dearest | None:
         booking = self._gateway.booking
