@@ -21,10 +21,11 @@ def at(text: str) -> float:
 class Usage:
     """Entries in a database that is made for them; each call books one request."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, owner: str = OWNER) -> None:
         database.migrate()
+        self._owner = owner
         self._book = Book(database, "USD")
-        self._records: list[Record] = [Began(OWNER, "boot", 1, 1, "USD", 0.0), Priced(1, b'{"id":"p"}')]
+        self._records: list[Record] = [Began(owner, "boot", 1, 1, "USD", 0.0), Priced(1, b'{"id":"p"}')]
         self._accounts: dict[tuple[str, ...], int] = {}
         self._seq = self._booked = 0
 
@@ -75,7 +76,7 @@ class Usage:
 
     def book(self) -> None:
         new = list(enumerate(self._records, 1))[self._booked :]
-        self._book.ingest(OWNER, new, self._now())
+        self._book.ingest(self._owner, new, self._now())
         self._booked += len(new)
 
     def _now(self) -> float:

@@ -13,7 +13,7 @@ from forebay.gateway.booking import open_books
 from forebay.ledger.journal_format import segment_file, segments
 from forebay.ledger.journal_read import find
 from forebay.ledger.pricing import PriceBook
-from forebay.state.messages import journal_folder
+from forebay.state.messages import Follow, journal_folder
 from journals import committed, on_a_loop, opened, reservation
 
 
@@ -42,3 +42,22 @@ async def test_a_damaged_segment_is_set_aside_and_those_before_it_are_kept(
     found = find(folder)
     assert found is not None
     assert found.open == ()
+
+
+@on_a_loop
+async def test_only_what_is_said_of_its_own_journal_makes_it_safe_in_the_database(tmp_path: Path) -> None:
+    config = Config.model_validate({"state_dir": str(tmp_path), "ledger": {"durability": "database"}})
+    booking = open_books(config, PriceBook(), 0, asyncio.get_running_loop())
+    journal = booking.journal
+    number = journal.reserve(reservation(journal))
+    said = await booking.follow(Follow())
+    while said.position == 0 or journal.committed < number:  # the segment's opening may be said first
+        said = await booking.follow(Follow(journal.owner, said.position))
+    await booking.follow(Follow("another", 1 << 60))
+    assert booking.safe < number
+    following = asyncio.create_task(booking.follow(Follow(journal.owner, said.position)))
+    await asyncio.sleep(0)
+    assert booking.safe == number
+    journal.reserve(reservation(journal))
+    assert (await following).position > said.position
+    await booking.close()

@@ -27,13 +27,14 @@ if TYPE_CHECKING:  # SQLAlchemy: imported on the thread
     from forebay.ledger.intake import Followed, Intake, Swept
 
 POLL: Final = 0.25
-"""Seconds between looks at the journals."""
-POLL_WAITED_FOR: Final = 0.01
-"""As POLL, where first bytes wait for the database."""
+"""Seconds between looks at the journals while a worker does not say when there is more."""
+SELDOM: Final = 2.0
+"""And while all do: there may be journals of others."""
 MUCH: Final = 32
-"""Records of a look from which on the next is after `POLL_MUCH`, where nothing is waited for: a transaction takes 4 ms
-of CPU however little it books."""
-POLL_MUCH: Final = 1.0
+"""Records of a run from which on more gather for the next (`gather`): a transaction takes 4 ms of CPU however little it
+books."""
+GATHER, GATHER_MUCH = 0.2, 1.0
+"""Seconds that records wait for others where nobody waits for them."""
 CALL: Final = 30.0
 """Seconds a run may take: each of its statements is bounded by the database's own."""
 BACK_OFF: Final = (0.25, 10.0)
@@ -58,12 +59,9 @@ class Ingest:
         workers: int,
         clock: Clock,
         unusable: Callable[[], str],
-        poll: float = POLL,
-        on_booked: Callable[[int, int], object] = lambda worker, position: None,
         engines: Callable[[], Engines] | None = None,
     ) -> None:
         """`unusable` says why the database cannot be opened, "" where it can: what has been said is not tried here too.
-        `on_booked` is called on the loop with a worker's number and the position of its journal that is booked.
         `engines` says which engines with a price there are; it is called on the thread."""
         self._url = url
         self._state_dir = state_dir
@@ -71,8 +69,6 @@ class Ingest:
         self._workers = workers
         self._clock = clock
         self._unusable = unusable
-        self._poll = poll
-        self._on_booked = on_booked
         self._engines = engines
         self._threads = Threads("ledger", count=1, bound=2)
         self._intake: Intake | None = None
@@ -83,7 +79,12 @@ class Ingest:
         self._began: float | None = None
         """When the run that is under way began."""
         self._said: dict[str, str] = {}
-        self._told: dict[int, int] = {}
+        self._swept = asyncio.Event()
+        """Set, and another put in its place, after each sweep."""
+        self.heard: set[int] = set()
+        """Workers that say when there is more in their journals."""
+        self.gather = GATHER
+        """Seconds that what is said to be there may wait for more."""
         self.status = OPENING
         """Empty while the database takes what the journals hold, else what is wrong."""
 
@@ -94,6 +95,20 @@ class Ingest:
     def nudge(self) -> None:
         """There is something in a journal that somebody waits for."""
         self._nudged.set()
+
+    async def booked(self, worker: int, owner: str, position: int, within: float) -> int:
+        """Up to where a worker's journal is in the database: as soon as that is `position`, or after `within` seconds.
+        0: nothing of it, or the worker has another journal than that of `owner` by now."""
+        try:
+            async with asyncio.timeout(within):
+                while (found := self._position(worker, owner)) < position:
+                    await self._swept.wait()
+        except TimeoutError:
+            pass
+        return found
+
+    def _position(self, worker: int, owner: str) -> int:
+        return next((j.position for j in self._journals() if _number(j) == worker and j.owner == owner), 0)
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -106,6 +121,7 @@ class Ingest:
             self._nudged.clear()
             before = self._records()
             more = await self._sweep(CALL)
+            self.gather = GATHER_MUCH if self._records() - before >= MUCH else GATHER
             if self.status:
                 wait, delay = delay * random.uniform(0.5, 1.0), min(delay * 2, most)  # noqa: S311 - spreads retries
                 await asyncio.sleep(wait)
@@ -113,14 +129,10 @@ class Ingest:
             delay = BACK_OFF[0]
             if not more:
                 try:
-                    async with asyncio.timeout(self._rest(self._records() - before)):
+                    async with asyncio.timeout(SELDOM if len(self.heard) == self._workers else POLL):
                         await self._nudged.wait()
                 except TimeoutError:
                     pass
-
-    def _rest(self, records: int) -> float:
-        """Seconds to the next look, by what this one found."""
-        return POLL_MUCH if records >= MUCH and self._poll >= POLL else self._poll
 
     def _records(self) -> int:
         return self._stand.totals.records if self._stand is not None else 0
@@ -209,10 +221,8 @@ class Ingest:
                     _log.error("ledger: the journal of %s is not booked: %s", name, journal.why)
                 else:
                     _log.info("ledger: the journal of %s is booked again", name)
-            number = _number(journal)
-            if self._told.get(number, 0) != journal.position:
-                self._told[number] = journal.position
-                self._on_booked(number, journal.position)
+        self._swept.set()
+        self._swept = asyncio.Event()
 
     # --- what is shown -----------------------------------------------------------------------------------------------
 

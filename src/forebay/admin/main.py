@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -25,17 +26,19 @@ from pydantic import ValidationError
 from forebay.admin.alertapi import alert_routes
 from forebay.admin.alerting import Alerting
 from forebay.admin.alerts import make_alerting, rules_of
+from forebay.admin.elsewhere import Telling
 from forebay.admin.engines import Engines
-from forebay.admin.ingest import POLL, POLL_WAITED_FOR, Ingest
+from forebay.admin.following import Following
+from forebay.admin.ingest import Ingest
 from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
+from forebay.admin.opened import Opened
 from forebay.admin.pricedengines import PricedEngines
 from forebay.admin.public import public_app
 from forebay.admin.serving import Server
 from forebay.admin.usage import UsageReports, usage_endpoint, usage_routes
 from forebay.admin.view import GatewayState, private_folder
-from forebay.clock import SystemClock
-from forebay.config.ledger import Durability
+from forebay.clock import Clock, SystemClock
 from forebay.config.models import Config
 from forebay.gateway import logs
 from forebay.ledger.pricing import PriceBook
@@ -100,7 +103,6 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     live = Engines(state)
     priced = PricedEngines(state, live, start.prices)
     if ledger.enabled:
-        poll = POLL_WAITED_FOR if ledger.durability is Durability.DATABASE else POLL
         state.ledger = Ingest(
             config.database,
             config.state_dir,
@@ -108,7 +110,6 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
             WORKERS,
             clock,
             lambda: keys.status,
-            poll,
             engines=priced,
         )
     public = Server(public_app(state, keys, usage_endpoint(usage)), socket.socket(fileno=start.fds[0]))
@@ -118,7 +119,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
         background = [
             *state.workers.start(group),
             group.create_task(keys.run(), name="keys"),
-            *([group.create_task(state.ledger.run(), name="ledger")] if state.ledger is not None else []),
+            *(_ledger_tasks(group, state, state.ledger, clock) if state.ledger is not None else ()),
             group.create_task(_keep(state), name="sums"),
             group.create_task(alerting.run(), name="alerts"),
             group.create_task(_follow(channel, state, alerting, priced, leave), name="channel"),
@@ -141,6 +142,18 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
         await state.ledger.close()
     await keys.close()
     admin_socket(config.state_dir).unlink(missing_ok=True)
+
+
+def _ledger_tasks(
+    group: asyncio.TaskGroup, state: GatewayState, ingest: Ingest, clock: Clock
+) -> Iterator[asyncio.Task[None]]:
+    yield group.create_task(ingest.run(), name="ledger")
+    config = state.config
+    for link in state.workers.links:
+        following = Following(link.index, link.path, ingest, lambda: state.config.ledger.durability)
+        yield group.create_task(following.run(), name=f"journal-{link.index}")
+        telling = Telling(link.index, link.path, ingest, Opened(config.database, config.state_dir), clock)
+        yield group.create_task(telling.run(), name=f"budgets-{link.index}")
 
 
 async def _first(channel: Channel, leave: asyncio.Event) -> Start | None:

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from forebay import errors
 from forebay.admin.keys import Unavailable
+from forebay.admin.opened import Opened
 from forebay.admin.public import Endpoint, explained
 from forebay.admin.threads import Busy, Threads
 from forebay.admin.view import GatewayState
 from forebay.clock import Clock
 from forebay.state.messages import journals
-
-if TYPE_CHECKING:  # SQLAlchemy takes 0.4 s to import: done on a thread, when the first report is asked for
-    from forebay.ledger.database import Database
 
 WITHIN: Final = 25.0
 """Seconds a report may take; `forebay usage` waits 30."""
@@ -46,7 +44,7 @@ class UsageReports:
         self._clock = clock
         self._reports = Threads("reports", count=2, bound=16)
         self._own = Threads("own usage", count=2, bound=64)
-        self._database: Database | None = None
+        self._books = Opened(state.config.database, state.config.state_dir)
 
     async def report(self, given: dict[str, list[str]], *, csv: bool) -> Any:
         """The report as JSON takes it, or as CSV. Raises Refusal, Unavailable."""
@@ -61,7 +59,7 @@ class UsageReports:
             try:
                 config = self._state.config
                 found = answer(
-                    self._open(), given, config.ledger, self._clock.wall(), journals(config.state_dir), SLACK
+                    self._books.get(), given, config.ledger, self._clock.wall(), journals(config.state_dir), SLACK
                 )
                 if not csv:
                     return as_json(found)
@@ -79,40 +77,14 @@ class UsageReports:
         def call() -> dict[str, Any]:
             from forebay.ledger.usage_books import of_key
 
-            with self._open().read() as connection:
+            with self._books.get().read() as connection:
                 return of_key(connection, key_id, self._state.config.ledger, self._clock.wall())
 
         return await self._call(self._own, call, OWN)
 
     async def close(self) -> None:
         """A report that hangs is left behind."""
-        database, self._database = self._database, None
-        if database is not None:
-            await self._call(self._own, database.close, OWN)
-
-    def _open(self) -> Database:
-        """The database, or the one that has taken its place. Raises DatabaseError."""
-        from forebay.ledger.database import Database, DatabaseError, DatabaseGone
-
-        database = self._database
-        if database is not None:
-            try:
-                database.still_there()
-            except DatabaseGone:
-                database.close()
-            else:
-                return database
-        config = self._state.config
-        database = Database(config.database, config.state_dir)
-        try:
-            if database.file is not None and not database.file.exists():
-                raise DatabaseGone(f"{database} is not there yet")
-            database.check()
-        except DatabaseError:
-            database.close()
-            raise
-        self._database = database
-        return database
+        await self._call(self._own, self._books.close, OWN)
 
     async def _call(self, threads: Threads, call: Callable[[], T], within: float) -> T:
         def explained() -> T:
@@ -131,7 +103,7 @@ class UsageReports:
             raise Unavailable(str(e)) from e
 
     def __repr__(self) -> str:
-        return f"<UsageReports of {self._database}>"
+        return f"<UsageReports of {self._books}>"
 
 
 def usage_routes(usage: UsageReports) -> dict[str, dict[str, Endpoint]]:

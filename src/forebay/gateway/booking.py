@@ -31,9 +31,10 @@ from forebay.ledger.entries import How, Progress, Reserved, Settled
 from forebay.ledger.gates import known_as
 from forebay.ledger.journal import Journal, JournalFull, Open, State
 from forebay.ledger.journal_format import JournalCorrupt
+from forebay.ledger.journal_read import last_number
 from forebay.ledger.pricing import Price, PriceBook, price_from
 from forebay.ledger.tokens import Tokens
-from forebay.state.messages import FamilySnapshot, journal_folder
+from forebay.state.messages import Committed, FamilySnapshot, Follow, journal_folder
 
 log = logging.getLogger("forebay.worker")
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from forebay.gateway.attempts import Attempts
     from forebay.gateway.handles import Entry, Handle
 
+FOLLOW: Final = 1.0
+"""Seconds after which whoever ingests is answered, if nothing more came."""
 PROGRESS: Final = 1.0
 """Seconds between two records of what streams under way have delivered: an orphan's estimate lacks at most so much."""
 _MOST_TOKENS: Final = 1 << 40
@@ -66,6 +69,8 @@ class Booking:
         self.safe = 0
         """Reservations up to this position are safe."""
         self.ingested = 0
+        self.lived = False
+        """There was a worker before, whose journal goes on."""
         self.late = counters(
             "forebay_ledger_first_bytes", "First bytes of answers, by how their reservation stood.", "reservation"
         )
@@ -78,6 +83,8 @@ class Booking:
         self._loop = loop
         self._waiting: deque[_Waiting] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._more: asyncio.Future[None] | None = None
+        """Whoever ingests waits for more to be on disk."""
         self._progress_at = 0.0
         self.configure(section, prices)
 
@@ -213,12 +220,36 @@ class Booking:
         """The journal is on disk up to here."""
         if not self._in_database:
             self._now_safe(position)
+        if self._more is not None:
+            self._more.set_result(None)
+            self._more = None
 
     def in_database(self, position: int) -> None:
         """The admin process has committed it up to here."""
         self.ingested = position
         if self._in_database:
             self._now_safe(position)
+
+    async def all_on_disk(self) -> None:
+        """Returns when nothing waits for the disk, or after a second: for the start, when nothing new comes."""
+        deadline = self._loop.time() + FOLLOW
+        while (self.journal.waiting_bytes or not self.journal.position) and self._loop.time() < deadline:
+            await self._written(deadline - self._loop.time())
+
+    async def _written(self, within: float) -> None:
+        if self._more is None:
+            self._more = self._loop.create_future()
+        await asyncio.wait((self._more,), timeout=within)
+
+    async def follow(self, so_far: Follow) -> Committed:
+        """For whoever ingests: returns when there is more on disk, or after a second."""
+        journal, position = self.journal, 0
+        if so_far.owner == journal.owner:  # what it says of another journal is not of this one's records
+            position = so_far.position
+            self.in_database(journal.ingested(position))
+        if journal.position <= position:
+            await self._written(FOLLOW)
+        return Committed(journal.owner, journal.position)
 
     def _now_safe(self, position: int) -> None:
         self.safe = position
@@ -302,7 +333,7 @@ def open_books(config: Config, prices: PriceBook, index: int, loop: asyncio.Abst
             on_committed=lambda position: booking.committed(position),
         )
 
-    opened = None
+    lived, opened = folder.exists() and last_number(folder) > 0, None
     while opened is None:  # at most once a segment
         try:
             opened = journal()
@@ -311,6 +342,7 @@ def open_books(config: Config, prices: PriceBook, index: int, loop: asyncio.Abst
                 raise
             log.error("%s. It is set aside as %s", e, aside)
     booking = Booking(section, opened, prices, loop)
+    booking.lived = lived
     orphans = booking.recover()
     if orphans:
         log.warning("%d attempts were under way when this worker last ended; they are settled as estimated", orphans)

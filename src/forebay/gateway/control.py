@@ -13,6 +13,7 @@ from time import monotonic, time
 from forebay.config.models import Class
 from forebay.gateway.admission_view import admission_state, reasons
 from forebay.gateway.app import Gateway
+from forebay.gateway.booking import Booking
 from forebay.gateway.fleet_view import engine_gauges, engine_states
 from forebay.gateway.logs import LogWriter
 from forebay.gateway.telemetry import counter_snapshot, gauge
@@ -20,13 +21,17 @@ from forebay.state.channel import Channel, ChannelBroken
 from forebay.state.live import live_of
 from forebay.state.messages import (
     AdmissionState,
+    Budgets,
     Done,
     FamilySnapshot,
+    Follow,
     GetAdmission,
+    GetBudgets,
     GetSnapshot,
     NoAdmission,
     SetEngines,
     SetKeys,
+    SetUse,
     Snapshot,
 )
 from forebay.wire.server import Server
@@ -78,6 +83,13 @@ class Control:
                     case SetEngines():
                         self._gateway.fleet.set_live(*live_of(message))
                         await channel.send(Done())
+                    case Follow() if self._gateway.booking is not None:
+                        await channel.send(await self._gateway.booking.follow(message))
+                    case GetBudgets() if self._gateway.booking is not None:
+                        await channel.send(await self._budgets(message.version, self._gateway.booking))
+                    case SetUse() if self._gateway.holding is not None:
+                        self._gateway.holding.others(message)
+                        await channel.send(Done())
                     case _:
                         raise ChannelBroken(f"a worker is not asked for {type(message).__name__}")
         except ConnectionError:
@@ -106,6 +118,15 @@ class Control:
             ),
             engines=tuple(engine_states(gateway.fleet)),
         )
+
+    async def _budgets(self, known: int, booking: Booking) -> Budgets:
+        if known < 0:
+            await booking.all_on_disk()
+        journal, holding = booking.journal, self._gateway.holding
+        version, (rules, since) = (holding.version, holding.budgets) if holding is not None else (0, ((), {}))
+        if version == known:
+            return Budgets(version, journal.owner, journal.position)
+        return Budgets(version, journal.owner, journal.position, rules, since)
 
     def admission(self) -> AdmissionState | NoAdmission:
         admitting = self._gateway.admitting

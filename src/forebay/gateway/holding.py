@@ -6,8 +6,10 @@ class lowered, another model asked. Each is said in a header.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+from math import ceil
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
@@ -23,10 +25,11 @@ from forebay.gateway.usage_limits import LimitUse, limits_of
 from forebay.ledger import limit_words
 from forebay.ledger.enginepricing import Dearest
 from forebay.ledger.in_force import in_force
-from forebay.ledger.limit_state import BadSnapshot, Carried, snapshot
+from forebay.ledger.limit_state import BadSnapshot, Carried, others, snapshot
 from forebay.ledger.limits import Denied, Held, Limits
 from forebay.ledger.rules import Rule
 from forebay.ledger.tokens import Tokens
+from forebay.state.messages import SetUse
 
 if TYPE_CHECKING:
     from forebay.gateway.app import Gateway
@@ -58,6 +61,12 @@ class Holding:
         self._gateway = gateway
         self._stored = gateway.callers.rules
         self._carried: Carried | None = None
+        self._carries = False
+        self._told = asyncio.Event()
+        self.version = 0
+        """Changes with `budgets`."""
+        self.budgets: tuple[tuple[Rule, ...], dict[str, float]] = ((), {})
+        """Rules whose use the books know too, and since when each is counted here: Unix time, by `Rule.id`."""
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -75,6 +84,7 @@ class Holding:
             data = path.read_bytes()
             path.unlink()
             self._carried = Carried(data)
+            self._carries = True
         except FileNotFoundError:
             return
         except (OSError, BadSnapshot) as e:
@@ -98,6 +108,32 @@ class Holding:
         self.limits.configure(in_force(self._quotas, self._zone, self._stored), monotonic(), time())
         if self._carried is not None:
             self._carried.take(self.limits, monotonic(), time())
+        scopes = self.limits.scopes
+        rules = tuple(rule for rule in scopes.rules.values() if rule.has_budget)
+        budgets = (rules, {rule.id: scopes.since[rule.id] for rule in rules})
+        if budgets != self.budgets:
+            self.budgets = budgets
+            self.version += 1
+
+    def others(self, said: SetUse) -> None:
+        """What others have used, this worker's earlier lives among them."""
+        others(self.limits, said.uses, monotonic(), time())
+        if said.complete:
+            self._told.set()
+
+    async def hear(self, within: float) -> None:
+        """Returns when it is known what is left of budgets, or after `within` seconds."""
+        if self._carries or not self.budgets[0]:
+            return
+        try:
+            async with asyncio.timeout(within):
+                await self._told.wait()
+        except TimeoutError:
+            log.warning(
+                "what was used of budgets before this start is not known yet: the books have not said it within %g s; "
+                "until then budgets begin at none",
+                within,
+            )
 
     def ask(self, reply: Reply, front: Front, body: openai.AnyBody, entry: Entry, payload: bytes, prompt: int) -> Asked:
         """Hold what it may use. Raises Refusal."""
@@ -116,7 +152,16 @@ class Holding:
         if gate is None:
             gate = caller.gate = limits.gate(caller.who())
         found = limits.hold(
-            gate, entry.target, prompt, most, self._price(entry, wall), end_user, now, wall, copies=copies
+            gate,
+            entry.target,
+            prompt,
+            most,
+            self._price(entry, wall),
+            end_user,
+            now,
+            wall,
+            predicted=self._predicted(entry, caller, most, copies),
+            copies=copies,
         )
         if isinstance(found, Held) and found.degrade_model:
             cheaper = self._gateway.fleet.catalog.get(found.degrade_model)
@@ -134,6 +179,7 @@ class Holding:
                     end_user,
                     now,
                     wall,
+                    predicted=self._predicted(entry, caller, most, copies),
                     copies=copies,
                     degraded=True,
                 )
@@ -170,6 +216,14 @@ class Holding:
         if gate is None:
             gate = caller.gate = self.limits.gate(caller.who())
         return limits_of(self.limits, gate, now, wall)
+
+    def _predicted(self, entry: Entry, caller: Caller, most: int | None, copies: int) -> int | None:
+        """Tokens of all its answers, as admission predicts them."""
+        admitting = self._gateway.admitting
+        if admitting is None or (not most and most is not None):
+            return None
+        mean, _ = admitting.policy.lengths.residual((entry.target, caller.organisation), 0, most)
+        return ceil(mean) * copies
 
     def _price(self, entry: Entry, at: float) -> Dearest | None:
         booking = self._gateway.booking

@@ -59,6 +59,8 @@ log = logging.getLogger("forebay.worker")
 
 FIRST_LOOK = 0.5
 """Seconds that connections may wait in the backlog for the first look at the engines."""
+KNOWN = 2.0
+"""Seconds for the books to say what was used of budgets, where an earlier life did not leave it."""
 GOODBYE = 1.0
 """Seconds for last words to be flushed after the deadline."""
 
@@ -109,7 +111,12 @@ class Worker:
         fleet.configure(config, self._start.listed)
         fleet.set_live(engines, draining)
         await control.listen(worker_socket(config.state_dir, self._start.index))
+        deadline = loop.time() + KNOWN
         await fleet.first_look(FIRST_LOOK)
+        if gateway.booking is not None and gateway.holding is not None:
+            shared = config.database and not config.database.startswith("sqlite")
+            if gateway.booking.lived or shared:
+                await gateway.holding.hear(max(0.0, deadline - loop.time()))
         for fd, listener in zip(self._start.fds, config.listeners, strict=True):
             await server.listen(socket.socket(fileno=fd), self._context(listener.tls))
         loop.add_signal_handler(signal.SIGTERM, self._stop_in, config.timeouts.drain)

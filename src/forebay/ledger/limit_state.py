@@ -3,7 +3,7 @@
 `snapshot` and `Carried` carry use over a worker's planned restart; what was held by requests that never ended counts as
 used. Requests at once begin at none. Where a snapshot is missing (the worker was killed), or others share a rule, the
 database knows: `others` takes for each scope what all have used in its window but for what this process counted itself,
-which is what this owner made since `Limits.since` of that rule.
+which is what this owner made since `Scopes.since` of that rule (`limit_books`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     """Of a calendar window: Unix time."""
     parts: tuple[tuple[float, int], ...] = ()
     """Of a sliding one."""
+    elsewhere: int = 0
+    """What others had used, as far as that was known."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -105,10 +107,11 @@ def snapshot(limits: Limits, now: float, wall: float) -> bytes:
             _advance(limits.scopes, m, now, wall)
             if isinstance(m, Rate) and m.used > 0:
                 kept.append(Kept(group.rule.id, group.path, m.measure, m.used))
-            elif isinstance(m, Budget) and m.used:
-                kept.append(Kept(group.rule.id, group.path, m.measure, m.used, until=m.until))
-            elif isinstance(m, Sliding) and m.used:
-                kept.append(Kept(group.rule.id, group.path, m.measure, m.used, parts=tuple(m.parts())))
+            elif isinstance(m, Budget) and (m.used or m.elsewhere):
+                kept.append(Kept(group.rule.id, group.path, m.measure, m.used, m.until, elsewhere=m.elsewhere))
+            elif isinstance(m, Sliding) and (m.used or m.elsewhere):
+                parts = tuple(m.parts())
+                kept.append(Kept(group.rule.id, group.path, m.measure, m.used, parts=parts, elsewhere=m.elsewhere))
     return _ENCODER.encode(Snapshot(wall, limits.scopes.since, tuple(kept)))
 
 
@@ -138,8 +141,10 @@ class Carried:
                 m.used += max(0.0, kept.used - max(0.0, wall - at) * m.rate)
             elif isinstance(m, Budget) and wall < kept.until:
                 m.used += int(kept.used)
+                m.elsewhere = kept.elsewhere
             elif isinstance(m, Sliding) and kept.parts:
                 m.put(kept.parts)
+                m.elsewhere, m.told = kept.elsewhere, at
             else:
                 continue
             taken += 1
@@ -147,11 +152,8 @@ class Carried:
 
 
 def others(limits: Limits, uses: Iterable[Use], now: float, wall: float) -> None:
-    """What others have used, all of it: what is not among `uses` is 0. A window that is over here counts no more."""
+    """What others have used, of the scopes that changed. A window that is over here counts no more."""
     scopes = limits.scopes
-    for group in scopes.each():
-        for known in group.meters.values():
-            known.elsewhere = 0
     for use in uses:
         m = _meter(scopes, use, now, wall)
         if isinstance(m, Budget):

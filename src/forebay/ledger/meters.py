@@ -13,7 +13,7 @@ from typing import Any, Final
 from forebay.ledger.rules import Hold, Measure, Over, Rule, Unpriced, Window
 from forebay.ledger.windows import Calendar, Span
 
-_SLOTS: Final = {Span.DAY: (24, 3_600.0), Span.MONTH: (30, 86_400.0)}
+SLOTS: Final = {Span.DAY: (24, 3_600.0), Span.MONTH: (30, 86_400.0)}
 """A sliding window's parts, and the seconds of one."""
 _TOLERANCE: Final = 1e-6
 """Requests or tokens by which draining in floating point may be off."""
@@ -189,7 +189,7 @@ class Sliding(Meter):
 
     def __init__(self, rule: Rule, measure: Measure, scope: str, span: Span, wall: float) -> None:
         super().__init__(rule, measure, scope)
-        self._parts, self._seconds = _SLOTS[span]
+        self._parts, self._seconds = SLOTS[span]
         self._older: deque[list[Any]] = deque()
         """Parts that are over, the oldest first: when it began, amount, its first hold."""
         self._opened = 0

@@ -13,7 +13,7 @@ import msgspec
 from forebay.config.quotas import Each, Hold, Over, Quota, Unpriced, Window
 from forebay.ledger.money import nano
 
-__all__ = ["MONEY", "SELECTORS", "WORDS", "Hold", "Level", "Measure", "Over", "Rule", "Unpriced", "Window"]
+__all__ = ["BUDGETS", "MONEY", "SELECTORS", "WORDS", "Hold", "Level", "Measure", "Over", "Rule", "Unpriced", "Window"]
 
 Level = Each
 
@@ -29,6 +29,8 @@ class Measure(StrEnum):
 
 
 MONEY: Final = (Measure.MONEY_DAY, Measure.MONEY_MONTH)
+BUDGETS: Final = (Measure.TOKENS_DAY, Measure.TOKENS_MONTH, *MONEY)
+"""Those that the books know the use of, too."""
 SELECTORS: Final = tuple(Level)[1:]
 
 
@@ -109,6 +111,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
 
     def selector(self, level: Level) -> str:
         return str(getattr(self, level.value))
+
+    @property
+    def has_budget(self) -> bool:
+        return any(self.limit(measure) is not None for measure in BUDGETS)
 
     def limit(self, measure: Measure) -> int | None:
         found: int | None = getattr(self, measure.value)

@@ -6,7 +6,8 @@ Two channels, one framing (`state.channel`):
   `Reload` and `Drain`; the child answers `Ready` once. End of file means that the supervisor is gone: drain and leave.
 - admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`,
   `GetAdmission`, `SetKeys` and `SetEngines`; the worker answers with `Snapshot`, `AdmissionState` or `NoAdmission`, and
-  `Done`.
+  `Done`. Of the books it sends, over a channel of its own, `Follow`, and the worker answers `Committed`;
+  and over another `GetBudgets`, answered by `Budgets`, and `SetUse`, by `Done`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from forebay.ledger.limit_state import Use
 from forebay.ledger.records import Account, KeyRecord
 from forebay.ledger.rules import Rule
 
@@ -82,6 +84,49 @@ class SetEngines(msgspec.Struct, tag="set_engines", frozen=True):
 
 class Done(msgspec.Struct, tag="done", frozen=True):
     pass
+
+
+class Follow(msgspec.Struct, tag="follow", frozen=True):
+    """Up to `position` the journal of `owner` is in the database. Answered when more of it is on disk, or after a
+    second. Positions are those of `ledger.journal_format`."""
+
+    owner: str = ""
+    """"": not known yet."""
+    position: int = 0
+
+
+class Committed(msgspec.Struct, tag="committed", frozen=True):
+    """The worker's journal, and up to where it is on disk."""
+
+    owner: str
+    position: int
+
+
+class GetBudgets(msgspec.Struct, tag="get_budgets", frozen=True):
+    version: int
+    """That is known; -1: none."""
+
+
+class Budgets(msgspec.Struct, tag="budgets", frozen=True):
+    """What a worker wants to know the use of."""
+
+    version: int
+    owner: str
+    """Of its journal."""
+    position: int
+    """Up to where that is on disk: at least what it held when the worker started."""
+    rules: tuple[Rule, ...] = ()
+    """Those with budgets; none where `version` is known."""
+    since: dict[str, float] = {}
+    """Since when it counts each itself: Unix time, by `Rule.id`."""
+
+
+class SetUse(msgspec.Struct, tag="set_use", frozen=True):
+    """What others than this worker have used, of the scopes where that changed."""
+
+    uses: tuple[Use, ...]
+    complete: bool
+    """Nothing is missing of what was used before it started."""
 
 
 class FamilySnapshot(msgspec.Struct, frozen=True):
@@ -204,6 +249,11 @@ Message = (
     | SetKeys
     | SetEngines
     | Done
+    | Follow
+    | Committed
+    | GetBudgets
+    | Budgets
+    | SetUse
     | Snapshot
     | AdmissionState
     | NoAdmission
