@@ -33,7 +33,7 @@ SELDOM: Final = 2.0
 MUCH: Final = 32
 """Records of a run from which on more gather for the next (`gather`): a transaction takes 4 ms of CPU however little it
 books."""
-GATHER, GATHER_MUCH = 0.2, 1.0
+GATHER, GATHER_MUCH = 0.2, 2.0
 """Seconds that records wait for others where nobody waits for them."""
 CALL: Final = 30.0
 """Seconds a run may take: each of its statements is bounded by the database's own."""

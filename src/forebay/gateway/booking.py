@@ -136,7 +136,7 @@ class Booking:
             "",
             front.class_.value,
             known_as(body.end_user),
-            labels_of(self.labels, body.metadata, front.tags),
+            labels_of(self.labels, body.metadata, front.tags) if self.labels else (),
             x.prompt(),
             min((most_of(body) or 0) * answers_of(body), _MOST_TOKENS),
             x.held.full_cost if x.held is not None else 0,

@@ -220,7 +220,7 @@ class Holding:
     def _predicted(self, entry: Entry, caller: Caller, most: int | None, copies: int) -> int | None:
         """Tokens of all its answers, as admission predicts them."""
         admitting = self._gateway.admitting
-        if admitting is None or (not most and most is not None):
+        if admitting is None or (most is not None and (not most or not self.limits.scopes.predicts)):
             return None
         mean, _ = admitting.policy.lengths.residual((entry.target, caller.organisation), 0, most)
         return ceil(mean) * copies

@@ -12,7 +12,7 @@ import msgspec
 from forebay.errors import shown
 from forebay.ledger.meters import Budget, Concurrent, Meter, Rate, Sliding, meter, span
 from forebay.ledger.records import KeyRecord
-from forebay.ledger.rules import MONEY, SELECTORS, Level, Measure, Rule
+from forebay.ledger.rules import MONEY, SELECTORS, Hold, Level, Measure, Rule
 from forebay.ledger.windows import Calendar, Span
 
 SWEEP: Final = 10_000
@@ -153,6 +153,8 @@ class Scopes:
         """Since when each rule has counted here: Unix time, by its id."""
         self.models: frozenset[str] = frozenset()
         """That some rule names."""
+        self.predicts = False
+        """Whether some rule holds what is predicted."""
         self.end_users: OrderedDict[tuple[str, Path], Group] = OrderedDict()
         """The longest unseen first."""
         self.groups: dict[tuple[str, Path], Group] = {}
@@ -166,6 +168,7 @@ class Scopes:
         self.rules = {rule.id: rule for rule in rules}
         self.since = {at: self.since.get(at, wall) for at in self.rules}
         self.models = frozenset(model for rule in self.rules.values() for model in rule.models)
+        self.predicts = any(rule.hold is Hold.PREDICTED for rule in self.rules.values())
         self._index = {}
         for rule in self.rules.values():
             self._index.setdefault(_most_specific(rule), []).append(rule)

@@ -59,7 +59,7 @@ class Tuning(msgspec.Struct, frozen=True):
     for it (`Journal.hurry`)."""
     linger: float = 0.015
     """The same where nobody does: engines take longer than this to say their first word."""
-    pace: float = 0.005
+    pace: float = 0.01
     """Least seconds from one group to the next: an fsync takes 0.2 ms of CPU, however little it writes."""
     segment_bytes: int = 8 << 20
     """Size at which a segment is followed by the next; at most a sixteenth of the journal."""
