@@ -1,9 +1,9 @@
 """What the books must have of what an engine counted, given when gateways were killed.
 
 A call of the engine is *at risk* where a kill falls between its client's sending and `MARGIN` after the call's end:
-its settlement may not be on disk. So is one whose client gave up (`Told.gave_up`), which is the campaign's doing. All others
-have exactly one entry, exact, with exactly the engine's counts. One at risk may be estimated; it may be absent only
-where it had begun less than MARGIN before the kill and its client had got nothing of an answer.
+its settlement may not be on disk. So is one whose client gave up (`Told.gave_up`), which is the campaign's
+doing. All others have exactly one entry, exact, with exactly the engine's counts. One at risk may be estimated; it
+may be absent only where it had begun less than MARGIN before the kill and its client had got nothing of an answer.
 """
 
 from __future__ import annotations
