@@ -1,9 +1,9 @@
 """What the books must have of what an engine counted, given when gateways were killed.
 
-A call of the engine is *at risk* where a kill falls between its begin and `MARGIN` after its end: its settlement may
-not be on disk. So is one that the engine began to read within MARGIN after a kill, since it was sent before. All others
-have exactly one entry, exact, with exactly the engine's counts. One at risk may be estimated; it may be absent only
-where it had begun less than MARGIN before the kill and its client had got nothing of an answer.
+A call of the engine is *at risk* where a kill falls between its client's sending and `MARGIN` after the call's end:
+its settlement may not be on disk. So is one whose client gave up (`Told.gave_up`), which is the campaign's
+doing. All others have exactly one entry, exact, with exactly the engine's counts. One at risk may be estimated; it
+may be absent only where it had begun less than MARGIN before the kill and its client had got nothing of an answer.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Found:
     open: int = 0
     window: float = 0.0
     """Seconds: the longest from an engine's last byte to a kill that its settlement did not survive."""
+    gave_up: int = 0
+    """Clients that did."""
     gone: int = 0
     """Calls at risk that left no trace; their clients had got nothing."""
 
@@ -97,6 +99,7 @@ def _one(found: Found, client: Told | None, calls: list[Call], books: list[Entry
         found.wrong.append(f"an entry for a request that nobody sent: {books}")
         return
     found.calls += len(calls)
+    found.gave_up += client.gave_up
     found.entries += len(books)
     exact = Counter(entry.counts for entry in books if entry.how == "exact")
     estimated = sum(entry.how != "exact" for entry in books)
@@ -105,11 +108,11 @@ def _one(found: Found, client: Told | None, calls: list[Call], books: list[Entry
     risky = 0
     for call in calls:
         ended = call.ended or float("inf")
-        kill = _killed(kills, call.began - MARGIN, ended + MARGIN)
+        kill = _killed(kills, client.sent, ended + MARGIN)
         counts = (call.prompt, call.completion) if call.how == "whole" else (0, 0)
         if call.how != "cut" and exact[counts]:
             exact[counts] -= 1
-        elif kill is None:
+        elif kill is None and not client.gave_up:
             if len(books) < len(calls):
                 found.lost.append(f"{id_}: {call}, books {books}")
             else:
@@ -119,7 +122,7 @@ def _one(found: Found, client: Told | None, calls: list[Call], books: list[Entry
             risky += 1
             if estimated:
                 estimated -= 1
-                found.window = max(found.window, kill - ended if call.how != "cut" else 0.0)
+                found.window = max(found.window, kill - ended if kill is not None and call.how == "whole" else 0.0)
             elif exact[0, 0] and call.how == "cut":
                 exact[0, 0] -= 1  # the engine was gone for the gateway before it was killed
             elif client.content or _began_before(kills, call):
@@ -130,8 +133,8 @@ def _one(found: Found, client: Told | None, calls: list[Call], books: list[Entry
     left = exact.total() + estimated
     # One that was reserved and not sent at the kill has an estimate and no call. After a whole answer nothing is tried.
     killed = _killed(kills, client.sent, (client.end or float("inf")) + MARGIN) is not None
-    unsent = killed and all(call.how != "whole" for call in calls)
-    if left > (1 if unsent and estimated else 0):
+    unsent = (killed or client.gave_up) and all(call.how != "whole" for call in calls)
+    if left > (1 if unsent and (estimated or (client.gave_up and exact[0, 0])) else 0):
         where = found.double if len(books) > len(calls) else found.wrong
         where.append(f"{id_}: {calls}, books {books}")
 

@@ -132,6 +132,8 @@ class Told:
     content: bool = False
     """Something of an answer came."""
     whole: bool = False
+    gave_up: bool = False
+    """It left after a minute."""
 
 
 class Clients:
@@ -173,10 +175,10 @@ class Clients:
         except ConnectionError:
             told.status = -1
             return
+        answer = b""
         with contextlib.closing(writer), contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(60) as patience:
                 writer.write(head.encode() + data)
-                answer = b""
                 while got := await reader.read(65_536):
                     answer += got
                     if not told.status and b"\r\n\r\n" in answer:
@@ -184,4 +186,5 @@ class Clients:
                     told.content = told.status == 200 and not answer.endswith(b"\r\n\r\n")
         ended = b"data: [DONE]" if stream else b'"usage"'
         told.whole = told.status == 200 and ended in answer
+        told.gave_up = patience.expired()
         told.end = time.monotonic()

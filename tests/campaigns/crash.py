@@ -113,12 +113,22 @@ async def faults(lane: Lane, plan: list[Fault], bar: Progress) -> tuple[list[Out
 
 def books_table(books: dict[str, Found]) -> Table:
     table = Table(title="What the books have of what the engine counted")
-    for name in ("books", "requests", "engine calls", "entries", "exact", "estimated", "at risk", "no trace"):
+    for name in (
+        "books",
+        "requests",
+        "gave up",
+        "engine calls",
+        "entries",
+        "exact",
+        "estimated",
+        "at risk",
+        "no trace",
+    ):
         table.add_column(name, justify="right")
     for name in ("lost", "double", "wrong", "open", "longest unsettled"):
         table.add_column(name, justify="right")
     for name, b in books.items():
-        numbers = [b.requests, b.calls, b.entries, b.exact, b.estimated, b.at_risk, b.gone]
+        numbers = [b.requests, b.gave_up, b.calls, b.entries, b.exact, b.estimated, b.at_risk, b.gone]
         numbers += [len(b.lost), len(b.double), len(b.wrong), b.open]
         table.add_row(name, *(f"{n:,}" for n in numbers), f"{b.window * 1000:.0f} ms")
     return table
