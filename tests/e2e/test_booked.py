@@ -241,11 +241,6 @@ def test_an_empty_answer_is_no_other_one(case: Case, engines: Engines) -> None:
     assert (case.row()["output"], case.row()["note"]) == (0, "")
 
 
-def test_whom_it_is_booked_to_is_the_gateway_s_own_business(case: Case, engines: Engines) -> None:
-    case.gateway.ask(chat(), x_test=case.id, x_request_id=case.id, x_forebay_tags="team=search")
-    assert engines.raw.one(case.id).get("x-forebay-tags") is None
-
-
 def test_a_long_name_of_an_end_user_is_known_by_its_hash(case: Case, engines: Engines) -> None:
     ask(case, engines, says(whole(200, answer(USAGE))), user="a" * 300 + "b")
     other = Case(case.gateway)
