@@ -152,6 +152,12 @@ def test_what_fails_before_its_first_content_costs_nothing(case: Case, engines: 
     assert (row["how"], row["cost"], row["input"], row["output"]) == ("exact", 0, 0, 0)
 
 
+def test_usage_before_a_stream_failed_costs_nothing(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, usage_event(counts(9, 3)), end=False), stream=True)
+    row = case.row()
+    assert (row["outcome"], row["how"], row["cost"], row["input"]) == ("engine_error", "exact", 0, 0)
+
+
 def test_a_retry_is_another_attempt_of_the_same_request(case: Case, engines: Engines) -> None:
     tried: list[str] = []
 
