@@ -152,6 +152,12 @@ def test_what_fails_before_its_first_content_costs_nothing(case: Case, engines: 
     assert (row["how"], row["cost"], row["input"], row["output"]) == ("exact", 0, 0, 0)
 
 
+def test_usage_before_a_stream_failed_costs_nothing(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, usage_event(counts(9, 3)), end=False), stream=True)
+    row = case.row()
+    assert (row["outcome"], row["how"], row["cost"], row["input"]) == ("engine_error", "exact", 0, 0)
+
+
 def test_a_retry_is_another_attempt_of_the_same_request(case: Case, engines: Engines) -> None:
     tried: list[str] = []
 
@@ -239,11 +245,6 @@ def test_a_stream_that_says_nothing_has_its_usage(case: Case, engines: Engines) 
 def test_an_empty_answer_is_no_other_one(case: Case, engines: Engines) -> None:
     ask(case, engines, streams(ROLE, LAST, usage_event(counts(9, 0)), DONE), stream=True)
     assert (case.row()["output"], case.row()["note"]) == (0, "")
-
-
-def test_whom_it_is_booked_to_is_the_gateway_s_own_business(case: Case, engines: Engines) -> None:
-    case.gateway.ask(chat(), x_test=case.id, x_request_id=case.id, x_forebay_tags="team=search")
-    assert engines.raw.one(case.id).get("x-forebay-tags") is None
 
 
 def test_a_long_name_of_an_end_user_is_known_by_its_hash(case: Case, engines: Engines) -> None:

@@ -67,6 +67,7 @@ def test_what_the_engine_gets_of_a_plain_request(gateway: Gateway, engines: Engi
         b"Expect: 100-continue",
         b"HTTP2-Settings: AAAA",
         b"X-Request-Id: mine",
+        b"X-Forebay-Tags: team=search",
     ],
 )
 def test_not_passed_on(gateway: Gateway, engines: Engines, line: bytes) -> None:
@@ -172,6 +173,8 @@ NOT_BACK = [
     "access-control-allow-origin: *",
     "access-control-allow-credentials: true",
     "x-request-id: theirs",
+    "x-ratelimit-remaining-tokens: 3",
+    "x-forebay-max-tokens: 3",
 ]
 BACK = ["x-engine: a", "x-engine: b", "openai-processing-ms: 12", "x-bytes: caf\xe9"]
 

@@ -46,7 +46,8 @@ def count_of(x: Attempts, outcome: Outcome, said: int, per_event: float) -> Coun
     its engine's streams has."""
     usage = x.usage
     note = ""
-    if usage is not None and x.exact:
+    begun = outcome is Outcome.OK or x.first_content_at or outcome in _LEFT
+    if usage is not None and x.exact and begun:
         tokens, note = tokens_of(usage)
         if not note or note is CONTRADICTS:
             doubt = _doubt(x, tokens, x.events)
@@ -56,7 +57,7 @@ def count_of(x: Attempts, outcome: Outcome, said: int, per_event: float) -> Coun
     elif usage is None and x.free:
         return NOTHING
     seen = x.events
-    if not (seen or said or outcome is Outcome.OK or x.first_content_at or outcome in _LEFT):
+    if not (begun or seen or said):
         return NOTHING
     prompt, completion = x.prompt(), said or round(seen * per_event) or min(x.passed(), _allowed(x.body))
     cached = 0

@@ -24,7 +24,7 @@ from forebay.gateway.draining import Drains
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.explaining import TOLD, asks_for
 from forebay.gateway.fleet import Fleet
-from forebay.gateway.forwarding import RequestIds, given_id, upstream_block
+from forebay.gateway.forwarding import LIMITS, SAID, RequestIds, given_id, upstream_block
 from forebay.gateway.front import Answer, Front
 from forebay.gateway.handles import Entry
 from forebay.gateway.holding import Holding
@@ -53,16 +53,8 @@ USAGE: Final = b"/v1/usage"
 _REQUESTS: Final = b"/v1/requests/"
 _CANCEL: Final = b"/cancel"
 _JSON: Final = b"content-type: application/json\r\n"
-_LIMITS: Final = [
-    b"x-ratelimit-%b-%b" % (a, b) for a in (b"limit", b"remaining", b"reset") for b in (b"requests", b"tokens")
-]
 _EXPOSED: Final = b", ".join(
-    [
-        b"x-request-id, retry-after, x-should-retry, x-forebay-reason, x-forebay-max-tokens, x-forebay-limit",
-        b"x-forebay-over-limit, x-forebay-degraded",
-        *_LIMITS,
-        *sorted(TOLD),
-    ]
+    [b"x-request-id", b"retry-after", b"x-should-retry", b"x-forebay-reason", *SAID, *LIMITS, *sorted(TOLD)]
 )
 
 

@@ -37,9 +37,15 @@ _NOT_UPSTREAM: Final = HOP_BY_HOP | {
     TAGS,
     ASKED,
 }
+LIMITS: Final = tuple(
+    b"x-ratelimit-%b-%b" % (a, b) for a in (b"limit", b"remaining", b"reset") for b in (b"requests", b"tokens")
+)
+"""What is left to a caller. An engine's own are of the account that the operator has with its maker."""
+SAID: Final = (b"x-forebay-max-tokens", b"x-forebay-limit", b"x-forebay-over-limit", b"x-forebay-degraded")
 _NOT_DOWNSTREAM: Final = (
     HOP_BY_HOP
     | TOLD
+    | {*LIMITS, *SAID, b"x-forebay-reset"}
     | {
         b"content-length",
         b"content-encoding",
