@@ -29,6 +29,7 @@ from forebay.state.messages import journals
 if TYPE_CHECKING:
     from forebay.ledger.database import Database
     from forebay.ledger.invoices import Plan
+    from forebay.ledger.stand import JournalStand
 
 SHOWN_PARTS: Final = 50
 """Accounts that a correction is shown of, one by one."""
