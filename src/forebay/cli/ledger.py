@@ -29,6 +29,7 @@ from forebay.state.messages import journals
 if TYPE_CHECKING:
     from forebay.ledger.database import Database
     from forebay.ledger.invoices import Plan
+    from forebay.ledger.stand import JournalStand
 
 SHOWN_PARTS: Final = 50
 """Accounts that a correction is shown of, one by one."""
@@ -104,7 +105,7 @@ def status(config: ConfigOption = None, state_dir: StateOption = None, as_json_:
                     j.owner or "-",
                     j.folder or "another host",
                     f"{j.bytes:,} B" if j.folder else "",
-                    "" if not j.folder else f"{j.behind:,} B in {j.records:,} records" if j.behind else "nothing",
+                    _behind(j),
                     f"{j.open:,}",
                     j.seen.replace("+00:00", "Z") or "never",
                     j.why,
@@ -245,6 +246,14 @@ def _books(config: Path | None, state_dir: Path | None) -> Iterator[tuple[Config
         _fail(str(e), EX_CONFIG)
     except (DatabaseError, OSError) as e:
         _fail(str(e), EX_UNAVAILABLE)
+
+
+def _behind(journal: JournalStand) -> str:
+    if not journal.folder:
+        return ""
+    if not journal.behind:
+        return "nothing"
+    return f"{journal.behind:,} B" + (f" in {journal.records:,} records" if journal.records else "")
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
