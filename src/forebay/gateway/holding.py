@@ -185,6 +185,7 @@ class Holding:
                 )
                 if isinstance(found, Held):
                     found.warnings = tuple(dict.fromkeys((*warned.warnings, *found.warnings)))
+                    found.degrade_class = warned.degrade_class
                     reply.extra += b"x-forebay-degraded: model=%b\r\n" % entry.name.encode()
         if isinstance(found, Denied):
             raise limit_words.refusal(found, entry.name, self.currency, now, wall)
