@@ -123,7 +123,7 @@ _SELDOM: Final = (*KINDS, "adjusted", "kv", "corrections", *_HOWS)
 """Those of `_COUNTS` that are often 0 in every row. None of them is below 0 in a row, but for `adjusted`, which is 0
 where `corrections` is: so what comes to 0 over days is 0 in each of their hours."""
 _SIZES: Final = {Step.HOUR: HOUR, Step.DAY: DAY, Step.WEEK: 7 * DAY}
-_MANY: Final = 2 * DAY
+_MANY: Final = DAY
 """Seconds of rollups shorter than a day that are worth a look at what is 0 in them."""
 
 Sums = dict[str, int]
