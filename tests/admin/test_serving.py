@@ -18,7 +18,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\nX: "])
 def test_a_connection_that_never_asks_is_closed(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(serving, "IDLE", 0.5)
+    monkeypatch.setattr(serving, "IDLE", 0.3)
+    monkeypatch.setattr(serving, "TICK", 0.1)
 
     async def main() -> None:
         server = Server(app, socket.create_server(("127.0.0.1", 0)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from sqlalchemy import event
 
 from forebay.ledger.book import Book
 from forebay.ledger.database import Database
@@ -56,6 +57,9 @@ def test_any_span_of_any_zone_sums_exactly_what_is_in_it(database: Database) -> 
         ("Asia/Shanghai", Step.DAY),
         ("Asia/Kathmandu", Step.DAY),
         ("Europe/Berlin", Step.WEEK),
+        ("Europe/Berlin", Step.DAY),
+        ("Australia/Lord_Howe", Step.DAY),
+        ("UTC", Step.HOUR),
         ("Australia/Lord_Howe", Step.HOUR),
         ("America/New_York", Step.MONTH),
         ("UTC", None),
@@ -71,6 +75,51 @@ def test_any_span_of_any_zone_sums_exactly_what_is_in_it(database: Database) -> 
             assert sum(r.cost for r in found) == sum(inside), (zone, begin, end)
             assert sum(r.attempts for r in found) == len(inside)
             assert sum(r.succeeded for r in found) == sum(seq % 2 for seq in inside)
+
+
+@pytest.mark.parametrize(
+    ("zone", "step", "most"),
+    [
+        ("UTC", Step.HOUR, 2),
+        ("UTC", Step.DAY, 1),
+        ("Asia/Shanghai", Step.DAY, 2),
+        ("America/New_York", Step.HOUR, 2),
+        ("Europe/Berlin", Step.DAY, 10),  # the clocks change: three ways to cover a day
+    ],
+)
+def test_many_steps_are_few_queries(database: Database, zone: str, step: Step, most: int) -> None:
+    """One for each way to cover a step, and one for what is 0 throughout."""
+    here = ZoneInfo(zone)
+    since, until = (datetime(2026, 3, day, tzinfo=here) for day in (10, 31))
+    rng = random.Random(7)
+    times = [rng.uniform(since.timestamp(), until.timestamp()) for _ in range(60)]
+    fill(database, [r for seq, at in enumerate(times, 1) for r in attempt(seq, at, seq)])
+    query = Query(since.timestamp(), until.timestamp(), by=("model",), step=step, zone=zone)
+    asked_of: list[str] = []
+    with database.read() as connection:
+        event.listen(connection, "before_cursor_execute", lambda _c, _cur, statement, *_: asked_of.append(statement))
+        rows = report(connection, query)
+    plain = {begin: sum(seq for seq, at in enumerate(times, 1) if begin <= at < end) for begin, end in spans(query)}
+    assert {r.since: r.cost for r in rows} == {begin: cost for begin, cost in plain.items() if cost}
+    assert len(asked_of) <= most
+
+
+def test_what_is_seldom_counted_is_not_lost_where_it_is_rare(database: Database) -> None:
+    """What comes to 0 over days is left out of a query over their hours; corrections that cancel do not."""
+    attempts = [r for seq in range(1, 11) for r in attempt(seq, APRIL + seq * 40_000, seq)]
+    odd = Settled(11, APRIL + 5, Tokens(input=1, images=3), How.UNPRICED, None, 0, "ok", kv=9)
+    call = Reserved(11, 11, APRIL + 5, "x", 1, "chat", "m", "m", "e", "", "low", "", (), 1, 1, 1)
+    both = [
+        Adjusted(12, APRIL + 5, 2, 70, "up"),
+        Adjusted(13, APRIL + 6, 2, -70, "down"),
+        Adjusted(14, APRIL, 3, -2, ""),
+    ]
+    fill(database, [*attempts, call, odd, *both])
+    rows = asked(database, Query(APRIL, APRIL + 6 * DAY, step=Step.HOUR))
+    assert len(rows) == 11
+    assert (rows[0].since, rows[0].tokens, rows[0].kv, rows[0].unpriced) == (APRIL, Tokens(input=1, images=3), 9, 1)
+    assert [(r.adjusted, r.corrections) for r in rows[:5]] == [(0, 0), (0, 0), (0, 2), (-2, 1), (0, 0)]
+    assert sum(r.exact for r in rows) == 10
 
 
 @pytest.mark.parametrize(

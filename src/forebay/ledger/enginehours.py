@@ -30,7 +30,8 @@ from forebay.ledger.entries import Account
 from forebay.ledger.gpuhours import HOUR, bill, reconcile
 from forebay.ledger.names import Names
 from forebay.ledger.pricing import PriceBook
-from forebay.ledger.run import MOST_COST, NO_CALL
+from forebay.ledger.rows import MOST_COST
+from forebay.ledger.run import NO_CALL
 from forebay.ledger.schema import adjustments, dimensions, engine_hours, engine_spans, rollups
 from forebay.ledger.sql import put_rows
 

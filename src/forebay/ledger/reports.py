@@ -1,12 +1,13 @@
 """What was used and what it cost: sums of the ledger by who, what and when.
 
 Sums come from the rollups, the longest that fit; what is left at the edges comes from the entries. So a report over
-any span is exact, and one over months reads little. An adjustment counts at the time of what it corrects.
+any span is exact, and one over months reads little. An adjustment counts at the time of what it corrects. Steps of one
+size are read in one query, which tells them apart by arithmetic on the rollups' slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -20,6 +21,7 @@ from forebay.errors import shown
 from forebay.ledger.entries import How
 from forebay.ledger.schema import (
     ACCOUNT,
+    DAY,
     GRAINS,
     HOUR,
     SHAPE,
@@ -31,6 +33,7 @@ from forebay.ledger.schema import (
     entries,
     rollups,
 )
+from forebay.ledger.sql import among
 from forebay.ledger.tokens import KINDS, Tokens
 
 DIMENSIONS: Final = (*ACCOUNT, *SHAPE, "how", "outcome")
@@ -114,26 +117,102 @@ class Row:
         return self.cost + self.adjusted
 
 
-_COUNTS: Final = (*SUMS, "succeeded", *(how.value for how in How))
+_HOWS: Final = tuple(how.value for how in How)
+_COUNTS: Final = (*SUMS, "succeeded", *_HOWS)
+_SELDOM: Final = (*KINDS, "adjusted", "kv", "corrections", *_HOWS)
+"""Those of `_COUNTS` that are often 0 in every row. None of them is below 0 in a row, but for `adjusted`, which is 0
+where `corrections` is: so what comes to 0 over days is 0 in each of their hours."""
+_SIZES: Final = {Step.HOUR: HOUR, Step.DAY: DAY, Step.WEEK: 7 * DAY}
+_MANY: Final = DAY
+"""Seconds of rollups shorter than a day that are worth a look at what is 0 in them."""
+
+Sums = dict[str, int]
+"""Name as in `_COUNTS`; what is not in it is 0."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What is read in one query: rows of a grain (0: single entries) from `since` until before `until`, where the
+    steps of a row are told apart by its slot."""
+
+    grain: int
+    since: float
+    until: float
+    steps: range
+    size: int = 0
+    """Seconds from one step's beginning to the next one's; 0: there is one step."""
+    width: float = 0.0
+    """Seconds of each step that count, from `since` and every `size` later."""
+
+    def step(self, slot: int) -> int:
+        return self.steps[(slot - int(self.since)) // self.size] if self.size else self.steps[0]
 
 
 def report(connection: Connection, query: Query) -> list[Row]:
     """Rows by time, then by cost, the highest first. Only what there was has a row. Raises BadQuery."""
     _check(query)
     names = tuple(dict.fromkeys((*query.by, *query.where)))
-    rows: list[Row] = []
-    for since, until in tuple(spans(query)):  # too many are refused before the first is read
-        found: dict[tuple[str, ...], list[int]] = {}
-        for source in _sources(since, until):
-            for row in connection.execute(_summed(source, names, query)):
-                group, sums = tuple(row[: len(query.by)]), [int(n or 0) for n in row[len(query.by) :]]
-                before = found.get(group)
-                found[group] = sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]
-        made = [_row(since, until, group, sums) for group, sums in found.items() if any(sums)]
-        rows += sorted(made, key=lambda r: (-r.total, r.group))
-        if len(rows) > MOST_ROWS:
-            raise BadQuery("by", f"over {MOST_ROWS:,} rows; choose a shorter span, longer steps, or fewer names")
-    return rows
+    steps = tuple(spans(query))  # too many are refused before anything is read
+    parts = list(_parts(steps, _SIZES.get(query.step) if query.step else None))
+    counts = _wanted(connection, parts)
+    found: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    width = 1 + len(query.by)
+    for part in parts:
+        for source in _sources(connection, part):
+            for count, row in enumerate(connection.execute(_summed(source, part, names, counts, query))):
+                if count == MOST_ROWS:
+                    raise _too_many()
+                key, sums = (part.step(row[0]), tuple(row[1:width])), [int(n or 0) for n in row[width:]]
+                before = found.get(key)
+                found[key] = sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]
+    rows = [
+        _row(*steps[step], group, dict(zip(counts, sums, strict=True)))
+        for (step, group), sums in found.items()
+        if any(sums)
+    ]
+    if len(rows) > MOST_ROWS:
+        raise _too_many()
+    return sorted(rows, key=lambda r: (r.since, -r.total, r.group))
+
+
+def _too_many() -> BadQuery:
+    return BadQuery("by", f"over {MOST_ROWS:,} rows; choose a shorter span, longer steps, or fewer names")
+
+
+def _parts(steps: Sequence[tuple[float, float]], size: int | None) -> Iterator[_Part]:
+    """What makes up the steps, each part once, in as few queries as there are ways to cover a step: of one size, they
+    differ where the clocks change, and at both ends."""
+    last: dict[tuple[int, float, float], _Part] = {}
+    for n, (since, until) in enumerate(steps):
+        for grain, begin, end in cover(since, until, GRAINS):
+            key = (grain, begin - since, end - begin)
+            before = last.get(key)
+            if (
+                size
+                and before
+                and grain
+                and before.steps.stop == n
+                and begin == before.since + len(before.steps) * size
+            ):
+                before.steps = range(before.steps.start, n + 1)
+                before.until, before.size, before.width = end, size, end - begin
+            else:
+                last[key] = part = _Part(grain, begin, end, range(n, n + 1))
+                yield part
+
+
+def _wanted(connection: Connection, parts: Sequence[_Part]) -> tuple[str, ...]:
+    """Those of `_COUNTS` that are not 0 throughout: each one costs a fifth of what reading a row does, and there may be
+    millions."""
+    fine = [part for part in parts if 0 < part.grain < DAY]
+    if sum(part.until - part.since for part in fine) < _MANY:
+        return _COUNTS
+    since, until = min(part.since for part in parts), max(part.until for part in parts)
+    whole = _rolled(connection, _Part(DAY, since // DAY * DAY, -(-until // DAY) * DAY, range(1)))
+    sums = _sums(whole)
+    row = connection.execute(select(*(func.sum(sums[name]) for name in _SELDOM))).one()
+    none = {name for name, n in zip(_SELDOM, row, strict=True) if not n}
+    return tuple(name for name in _COUNTS if name not in none)
 
 
 def spans(query: Query) -> Iterator[tuple[float, float]]:
@@ -200,13 +279,12 @@ def _check(query: Query) -> None:
             raise BadQuery("where", f"1 to 500 values of {name}, not {len(values)}")
 
 
-def _sources(since: float, until: float) -> Iterator[FromClause]:
-    """Rows of (dimension_id, how, outcome, *SUMS) that make up the span, each part once."""
-    for grain, begin, end in cover(since, until, GRAINS):
-        if grain:
-            yield _rolled(grain, begin, end)
-        else:
-            yield from _single(begin, end)
+def _sources(connection: Connection, part: _Part) -> Iterator[FromClause]:
+    """Rows of (slot, dimension_id, how, outcome, *SUMS); the slot of a single entry is 0."""
+    if part.grain:
+        yield _rolled(connection, part)
+    else:
+        yield from _single(part.since, part.until)
 
 
 def cover(since: float, until: float, grains: tuple[int, ...]) -> Iterator[tuple[int, float, float]]:
@@ -226,11 +304,19 @@ def cover(since: float, until: float, grains: tuple[int, ...]) -> Iterator[tuple
     yield from cover(last, until, tuple(finer))
 
 
-def _rolled(grain: int, since: float, until: float) -> FromClause:
-    r = rollups.c
+def _rolled(connection: Connection, part: _Part) -> FromClause:
+    r, since = rollups.c, int(part.since)
+    if part.width < part.size:
+        each = range(0, int(part.width), part.grain)
+        slots = [since + n * part.size + more for n in range(len(part.steps)) for more in each]
+        where = [among(connection, r.slot, slots)]
+    else:
+        where = [r.slot >= since, r.slot < int(part.until)]
+    # Where a slot is a step, SQLite groups by it in the order of the key, and need not sort.
+    slot = r.slot if part.size <= part.grain else r.slot - (r.slot - since) % part.size
     return (
-        select(r.dimension_id, r.how, r.outcome, *(r[name] for name in SUMS))
-        .where(r.grain == grain, r.slot >= int(since), r.slot < int(until))
+        select(slot.label("slot"), r.dimension_id, r.how, r.outcome, *(r[name] for name in SUMS))
+        .where(r.grain == part.grain, *where)
         .subquery()
     )
 
@@ -260,14 +346,26 @@ def _single(since: float, until: float) -> Iterator[FromClause]:
     for table, at, sums in singles():
         c = table.c
         yield (
-            select(c.dimension_id, c.how, c.outcome, *(sums[name].label(name) for name in SUMS))
+            select(literal(0).label("slot"), c.dimension_id, c.how, c.outcome, *(sums[n].label(n) for n in SUMS))
             .where(at >= since, at < until)
             .subquery()
         )
 
 
-def _summed(source: FromClause, names: tuple[str, ...], query: Query) -> Select[Any]:
-    """`source` by the names of the query: the group's columns, then `_COUNTS`."""
+def _sums(source: FromClause) -> dict[str, ColumnElement[Any]]:
+    """Name as in `_COUNTS` → what a row adds to it."""
+    s = source.c
+    return {
+        **{name: s[name] for name in SUMS},
+        "succeeded": case((s.outcome.in_(("ok", "hit")), s.attempts), else_=0),
+        **{how: case((s.how == how, s.attempts), else_=0) for how in _HOWS},
+    }
+
+
+def _summed(
+    source: FromClause, part: _Part, names: tuple[str, ...], counts: tuple[str, ...], query: Query
+) -> Select[Any]:
+    """`source` by step and by the names of the query: a slot of the step, the group's columns, then `counts`."""
     s = source.c
     joined: Any = source
     columns: dict[str, ColumnElement[Any]] = {"how": s.how, "outcome": s.outcome}
@@ -284,22 +382,20 @@ def _summed(source: FromClause, names: tuple[str, ...], query: Query) -> Select[
                 label, (label.c.dimension_id == s.dimension_id) & (label.c.name == name.removeprefix(LABEL))
             )
             columns[name] = func.coalesce(label.c.value, "")
-    counts = [
-        *(s[name] for name in SUMS),
-        case((s.outcome.in_(("ok", "hit")), s.attempts), else_=0),
-        *(case((s.how == how.value, s.attempts), else_=0) for how in How),
-    ]
     group = [columns[name] for name in query.by]
+    slot = [s.slot] if part.size else []
+    sums = _sums(source)
     return (
-        select(*group, *(func.sum(count).label(f"sum_{name}") for name, count in zip(_COUNTS, counts, strict=True)))
+        select(*(slot or [literal(0)]), *group, *(func.sum(sums[name]).label(f"sum_{name}") for name in counts))
         .select_from(joined)
         .where(*(columns[name].in_(values) for name, values in query.where.items()))
-        .group_by(*group)
+        .group_by(*slot, *group)
+        .limit(MOST_ROWS + 1)
     )
 
 
-def _row(since: float, until: float, group: tuple[str, ...], sums: list[int]) -> Row:
-    n = dict(zip(_COUNTS, sums, strict=True))
+def _row(since: float, until: float, group: tuple[str, ...], sums: Sums) -> Row:
+    n = dict.fromkeys(_COUNTS, 0) | sums
     return Row(
         since=since,
         until=until,

@@ -13,6 +13,7 @@ from forebay.errors import Outcome
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Record, Reserved, Settled
 from forebay.ledger.names import Names, clean
 from forebay.ledger.rolling import Sums
+from forebay.ledger.rows import Attempt, counts_of, kv_of, moment, money, seconds_of, stored
 from forebay.ledger.schema import (
     SUMS,
     adjustments,
@@ -27,9 +28,6 @@ from forebay.ledger.schema import (
 from forebay.ledger.sql import add_rows, among, insert_rows, mark, put_rows
 from forebay.ledger.tokens import KINDS, MOST_TOKENS, NO_TOKENS, Tokens
 
-MOST_COST: Final = 1 << 53
-"""Nano-units of one line: nine million units. Sums of such lines fit their columns."""
-_FAR: Final = 32_503_680_000.0  # the year 3000
 UNKNOWN: Final = Account(0, "unknown", "", "", "", "", "")
 """Pays for what was settled without its reservation, or under a number that its segment never explained."""
 NO_CALL: Final = Reserved(0, 0, 0.0, "", 0, "", "", "", "", "", "", "", (), 0, 0, 0)
@@ -74,25 +72,6 @@ class JournalState:
     prices: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Open:
-    """An attempt under way: as `reservations`."""
-
-    request: int
-    reserved: float
-    request_id: str
-    dimension: int
-    end_user: str | None
-    labels: str | None
-    prompt: int
-    most: int
-    held: int
-    price: int | None
-    boot: str
-    progress: int = 0
-    stored: bool = False
-
-
 class Run:
     """`read` (or `survive`), then `book`."""
 
@@ -102,7 +81,7 @@ class Run:
         self._journal = journal
         self._currency = currency
         self._now = now
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Attempt] = {}
         self._settled: dict[int, tuple[Settled, int | None]] = {}
         self._survivor = 0
         self._progress: dict[int, int] = {}
@@ -173,9 +152,9 @@ class Run:
         account = journal.accounts.get(record.account)
         if account is None:
             account = self._names.account(self._connection, UNKNOWN)
-        at = _time(record.at)
+        at = moment(record.at)
         where = self._names.dimension(self._connection, account, record, at)
-        self._open[seq] = _Open(
+        self._open[seq] = Attempt(
             record.request,
             at,
             clean(record.id),
@@ -184,7 +163,7 @@ class Run:
             where.labels,
             min(max(record.prompt, 0), MOST_TOKENS),
             min(max(record.most, 0), MOST_TOKENS),
-            _money(record.held),
+            money(record.held),
             journal.prices.get(record.price),
             journal.boot,
         )
@@ -203,7 +182,7 @@ class Run:
         self._survivor = 1
         texts: dict[int, str] = {}
         for row in rows:
-            self._open[row.seq] = _stored(row)
+            self._open[row.seq] = stored(row)
             tokens = Tokens(input=row.prompt, output=row.progress) if row.progress else NO_TOKENS
             cost: int | None = 0
             if row.progress:
@@ -266,7 +245,7 @@ class Run:
             reservations.c.journal_id == self._journal.id, among(self._connection, reservations.c.seq, wanted)
         )
         for row in self._connection.execute(query):
-            self._open[row.seq] = _stored(row)
+            self._open[row.seq] = stored(row)
 
     def _look_up_entries(self) -> dict[int, Any]:
         """Attempts that are settled already, as far as this run may touch them."""
@@ -280,24 +259,22 @@ class Run:
         )
         return {row.seq: row for row in self._connection.execute(query)}
 
-    def _stray(self, settled: Settled) -> _Open:
+    def _stray(self, settled: Settled) -> Attempt:
         account = self._names.account(self._connection, UNKNOWN)
-        at = _time(settled.at)
+        at = moment(settled.at)
         where = self._names.dimension(self._connection, account, NO_CALL, at)
-        return _Open(settled.seq, at, "", where.dimension, None, None, 0, 0, 0, None, self._journal.boot)
+        return Attempt(settled.seq, at, "", where.dimension, None, None, 0, 0, 0, None, self._journal.boot)
 
-    def _entry(self, settled: Settled, price: int | None, attempt: _Open) -> tuple[Any, ...]:
-        at, cost, how, outcome = _time(settled.at), settled.cost, settled.how.value, clean(settled.outcome)
+    def _entry(self, settled: Settled, price: int | None, attempt: Attempt) -> tuple[Any, ...]:
+        at, cost, how, outcome = moment(settled.at), settled.cost, settled.how.value, clean(settled.outcome)
         if cost is None:
             how = How.UNPRICED.value
             self.done.unpriced += 1
         elif how == "unpriced":
             how = How.ESTIMATED.value  # it has a price after all, though nobody vouches for it
-        tokens: tuple[int, ...] = astuple(settled.tokens)
-        if min(tokens) < 0 or max(tokens) > MOST_TOKENS:
-            tokens = tuple(min(max(n, 0), MOST_TOKENS) for n in tokens)
-        cost = None if cost is None else _money(cost)
-        kv, avoided = min(max(settled.kv, 0), MOST_COST), _money(settled.avoided)
+        tokens = counts_of(settled.tokens)
+        cost = None if cost is None else money(cost)
+        kv, avoided = kv_of(settled.kv), money(settled.avoided)
         sums = self._sums.row(at, attempt.dimension, how, outcome)
         sums[0] += 1
         sums[1] += attempt.request == settled.seq
@@ -320,8 +297,8 @@ class Run:
             *tokens,
             cost,
             price,
-            _seconds(settled.ttft),
-            _seconds(settled.seconds),
+            seconds_of(settled.ttft),
+            seconds_of(settled.seconds),
             kv,
             avoided,
             clean(settled.note),
@@ -344,7 +321,7 @@ class Run:
             where = places.get(adjusted.adjusts)
             if where is None:
                 account = account or self._names.account(self._connection, UNKNOWN)
-                at = _time(adjusted.since or adjusted.at)
+                at = moment(adjusted.since or adjusted.at)
                 where = (at, self._names.dimension(self._connection, account, NO_CALL, at).dimension, "", "")
             rows.append(self._correction(adjusted, where, NO_TOKENS, 0))
         return rows
@@ -354,15 +331,16 @@ class Run:
         if self._known_adjustments((settled.seq,)):
             self.done.again += 1
             return []
-        delta = [n - getattr(entry, kind) for kind, n in zip(KINDS, astuple(settled.tokens), strict=True)]
+        delta = [n - getattr(entry, kind) for kind, n in zip(KINDS, counts_of(settled.tokens), strict=True)]
+        kv = kv_of(settled.kv) - entry.kv
         cost = 0 if settled.cost is None else settled.cost - (entry.cost or 0)
-        if not any((*delta, cost, settled.kv - entry.kv)):
+        if not any((*delta, cost, kv)):
             self.done.again += 1
             return []
         self.done.late += 1
         adjusted = Adjusted(settled.seq, settled.at, settled.seq, cost, "settled late")
         where = (entry.at, entry.dimension_id, entry.how, entry.outcome)
-        return [self._correction(adjusted, where, Tokens(*delta), settled.kv - entry.kv)]
+        return [self._correction(adjusted, where, Tokens(*delta), kv)]
 
     def _known_adjustments(self, seqs: Iterable[int]) -> set[int]:
         wanted = list(seqs)
@@ -378,7 +356,7 @@ class Run:
     ) -> tuple[Any, ...]:
         """`where`: (at, dimension, how, outcome) of what is corrected."""
         at, dimension, how, outcome = where
-        cost, counts = _money(adjusted.cost), astuple(tokens)
+        cost, counts = money(adjusted.cost), astuple(tokens)
         sums = self._sums.row(at, dimension, how, outcome)
         for i, n in enumerate(counts, _FIRST_KIND):
             sums[i] += n
@@ -388,7 +366,7 @@ class Run:
         return (
             self._journal.id,
             adjusted.seq,
-            _time(adjusted.at),
+            moment(adjusted.at),
             at,
             adjusted.adjusts,
             dimension,
@@ -398,8 +376,8 @@ class Run:
             cost,
             kv,
             clean(adjusted.reason),
-            _time(adjusted.since),
-            _time(adjusted.until),
+            moment(adjusted.since),
+            moment(adjusted.until),
         )
 
     def _keep_open(self) -> None:
@@ -453,34 +431,3 @@ class Run:
                 **({} if self._survivor else {"seen": self._now}),
             )
         )
-
-
-def _stored(row: Any) -> _Open:
-    return _Open(
-        row.request,
-        row.reserved,
-        row.request_id,
-        row.dimension_id,
-        row.end_user,
-        row.labels,
-        row.prompt,
-        row.most,
-        row.held,
-        row.price_id,
-        row.boot,
-        row.progress,
-        True,
-    )
-
-
-def _time(at: float) -> float:
-    """One bad time must not hold up a journal: what is no time becomes 1970, or the year 3000."""
-    return at if 0.0 <= at <= _FAR else _FAR if at > _FAR else 0.0
-
-
-def _seconds(value: float) -> float:
-    return value if 0.0 <= value <= _FAR else 0.0
-
-
-def _money(nanos: int) -> int:
-    return nanos if -MOST_COST <= nanos <= MOST_COST else MOST_COST if nanos > 0 else -MOST_COST
