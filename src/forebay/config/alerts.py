@@ -183,7 +183,7 @@ class TroubleAlerts(Section):
 
 
 class Alerts(Section):
-    every: Annotated[float, Field(ge=0.1, le=3_600)] = 15.0
+    every: Annotated[float, Field(ge=0.1, le=3_600)] = 30.0
     """Seconds between two looks at the books. Bursts are looked for in the last minute: keep it under 60."""
     receivers: tuple[Receiver, ...] = ()
     """Whom to tell. Logs and metrics have every alert besides."""
