@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
+import time
 from pathlib import Path
 
 from forebay.ledger.database import Database
 from forebay.ledger.entries import How
+from forebay.ledger.intake import Intake
 from forebay.ledger.journal import Tuning
 from forebay.ledger.journal_format import segments
 from forebay.ledger.journal_read import forget
@@ -62,3 +65,26 @@ async def test_a_disk_that_fails(tmp_path: Path) -> None:
     ingester.sweep(journal.owner, 1000)
     assert ingester.booked() == costs
     ingester.database.close()
+
+
+@on_a_loop
+async def test_a_copied_state_directory_is_found_out(tmp_path: Path) -> None:
+    """Two hosts write journals of one owner into one database: the second one's entries would be lost in silence."""
+    mine, copied = tmp_path / "a" / "journal", tmp_path / "b" / "journal"
+    first = opened(mine / "worker-0", "image")
+    await committed(first, first.reserve(reservation(first)))
+    await first.close()
+    shutil.copytree(mine, copied)
+    database = Database("", tmp_path)
+    database.migrate()
+    intakes = []
+    for folder, boot in ((mine, "here"), (copied, "there")):
+        journal = opened(folder / "worker-0", boot)
+        n = journal.reserve(reservation(journal))
+        await committed(journal, n)
+        await journal.close()
+        intakes.append(Intake(database, folder, "USD", wall=time.time, alive=lambda _: True))
+    here, there = (intake.sweep().journals[0] for intake in intakes)
+    database.close()
+    assert here.why == ""
+    assert "the state directory was copied" in there.why

@@ -19,8 +19,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, insert, or_, select, text, update
 
 from forebay.ledger.database import Database
-from forebay.ledger.entries import Record
-from forebay.ledger.names import Names
+from forebay.ledger.entries import Began, Record
+from forebay.ledger.names import Names, clean
 from forebay.ledger.run import Estimate, Ingested, JournalState, Run, WrongCurrency
 from forebay.ledger.schema import journal_names, journals, reservations
 
@@ -33,6 +33,10 @@ MOST_JOURNALS: Final = 1_024
 
 class _Undo(Exception):
     """Ends a transaction that is only tried."""
+
+
+class Copied(Exception):
+    """Two hosts write journals of one owner: what the second one has would be taken for booked."""
 
 
 class Book:
@@ -50,11 +54,24 @@ class Book:
             found = connection.execute(select(journals.c.position).where(journals.c.owner == owner)).scalar()
         return int(found or 0)
 
-    def ingest(self, owner: str, records: Iterable[tuple[int, Record]], now: float) -> Ingested:
+    def check(self, owner: str, began: Began) -> None:
+        """That a segment is the one that is booked. Raises Copied."""
+        with self._database.read() as connection:
+            query = select(journals.c.segment, journals.c.boot).where(journals.c.owner == owner)
+            found = connection.execute(query).one_or_none()
+        if found is not None:
+            _compare(owner, began, found.segment, found.boot)
+
+    def ingest(
+        self, owner: str, records: Iterable[tuple[int, Record]], now: float, began: Began | None = None
+    ) -> Ingested:
         """Book (position, record)s in the order of the journal: whole groups of it, whose records share a position; the
-        caller bounds their number. Raises WrongCurrency, and what `records` raises; nothing is booked then."""
+        caller bounds their number. `began`: of the segment that they begin in. Raises WrongCurrency, Copied, and what
+        `records` raises; nothing is booked then."""
         with self._writing() as connection:
             journal = self._journal(connection, owner, now)
+            if began is not None:
+                _compare(owner, began, journal.segment, journal.boot)
             run = Run(connection, self._names, journal, self.currency, now)
             run.read(records)
             run.book()
@@ -137,3 +154,12 @@ class Book:
 
     def __repr__(self) -> str:
         return f"<Book {self._database} in {self.currency}>"
+
+
+def _compare(owner: str, began: Began, segment: int, boot: str) -> None:
+    """A segment is of one boot: the same number in another one is another host's."""
+    if began.segment == segment and clean(began.boot) != boot:
+        raise Copied(
+            f"another host writes a journal of the same name ({owner}): the state directory was copied. Stop one of "
+            "the two, remove the folder journal/ from the copy, and start it again"
+        )

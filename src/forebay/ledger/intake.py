@@ -16,12 +16,12 @@ from typing import Final
 
 import msgspec
 
-from forebay.ledger.book import Book, Ingested, WrongCurrency
+from forebay.ledger.book import Book, Copied, Ingested, WrongCurrency
 from forebay.ledger.database import Database, DatabaseError
 from forebay.ledger.enginehours import EngineHours, Engines
-from forebay.ledger.entries import Record
+from forebay.ledger.entries import Began, Record
 from forebay.ledger.journal_format import JournalError, segment_file, segments, split
-from forebay.ledger.journal_read import Reader, forget
+from forebay.ledger.journal_read import Reader, forget, opening
 from forebay.ledger.pricing import price_from
 from forebay.ledger.tokens import Tokens
 
@@ -184,7 +184,7 @@ class Intake:
             followed = self._followed.setdefault(folder, Followed(folder, since=self._wall()))
             try:
                 more = self._follow(followed) or more
-            except (JournalError, WrongCurrency, OSError) as e:
+            except (JournalError, WrongCurrency, Copied, OSError) as e:
                 followed.reader = None
                 followed.why = str(e)
                 self._measure(followed)
@@ -201,10 +201,12 @@ class Intake:
                     raise JournalError(f"{followed.folder} has a segment that does not begin as one does")
                 return False
             followed.position = self._book.position(followed.owner)
+            if (segment := split(followed.position)[0]) in segments(followed.folder):
+                self._book.check(followed.owner, opening(followed.folder, segment))
             followed.reader = Reader(followed.folder, followed.position)
         run = _Bounded(followed.reader, followed.owner)
         if run.any():
-            done = self._book.ingest(followed.owner, run, self._wall())
+            done = self._book.ingest(followed.owner, run, self._wall(), run.began)
             followed.position = done.position
             self._totals.add(done)
         self._totals.segments += forget(followed.folder, followed.position)
@@ -263,6 +265,8 @@ class _Bounded:
         self._folder = reader.folder
         self._first: list[tuple[int, Record]] = []
         self._count = 0
+        self.began: Began | None = None
+        """Of the segment that they begin in."""
         self.ended = False
 
     def any(self) -> bool:
@@ -277,6 +281,8 @@ class _Bounded:
             return []
         if batch.began.owner != self._owner:
             raise JournalError(f"{self._folder} has segments of two journals: {self._owner} and {batch.began.owner}")
+        if self.began is None:
+            self.began = batch.began
         self._count += len(batch.records)
         return [(batch.position, record) for record in batch.records]
 

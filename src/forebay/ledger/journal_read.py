@@ -95,7 +95,7 @@ class Reader:
                 "folder put back? Move the folder away to begin with an empty journal"
             )
         if segment:
-            began = _opening(self.folder, later[0])
+            began = opening(self.folder, later[0])
             if began.follows > segment or (began.follows == segment and began.counts > offset):
                 _missing(self.folder, max(began.follows, segment))
         self.position = position(later[0], 0)
@@ -106,7 +106,7 @@ class Reader:
         later = [n for n in segments(self.folder) if n > segment]
         if not later:
             return False
-        began = _opening(self.folder, later[0])
+        began = opening(self.folder, later[0])
         if began.follows > segment:
             _missing(self.folder, began.follows)
         if began.follows == segment and split(self.position)[1] < began.counts:
@@ -271,7 +271,8 @@ def _group(fd: int, folder: Path, segment: int, offset: int, size: int) -> bytes
     return found
 
 
-def _opening(folder: Path, segment: int) -> Began:
+def opening(folder: Path, segment: int) -> Began:
+    """What a segment begins with. Raises JournalCorrupt."""
     with _opened(folder, segment) as fd:
         data = records_at(fd, segment, 0, os.fstat(fd).st_size)
     if data is not None:
