@@ -18,7 +18,7 @@ from crash_lane import Lane
 from forebay.ledger.database import Database
 from postgres_server import Postgres
 
-LEDGER, JOURNAL = "forebay_ledger_alarm", "forebay_ledger_journal_failing"
+LEDGER, JOURNAL = "forebay_ledger_alarm", 'forebay_ledger_journal_state{state="failing"}'
 HOLD = 3.0
 """Seconds that a fault lasts once its alarm is seen."""
 SET, CLEARED = 60.0, 90.0

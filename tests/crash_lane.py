@@ -99,12 +99,13 @@ class Lane:
         return get(f"http://127.0.0.1:{self.admin_port}/ready")[0] == 200
 
     def metric(self, name: str) -> float:
-        """The sum of its series. Raises OSError where nothing answers."""
+        """The sum of its series, or the one series that it names with its label. Raises OSError where nothing answers."""
         page = get(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=5)[1].decode()
-        lines = [line for line in page.splitlines() if line.partition("{")[0].partition(" ")[0] == name]
+        samples = [line.rpartition(" ") for line in page.splitlines()]
+        lines = [value for sample, _, value in samples if name in (sample, sample.partition("{")[0])]
         if not lines:
             raise OSError(f"no {name}")
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
+        return sum(map(float, lines))
 
     async def until(self, look: Callable[[], bool], within: float, what: str) -> float:
         """Seconds until `look` is true, asked in a thread; an OSError is not yet. Raises Stuck."""
