@@ -99,7 +99,7 @@ class Lane:
         return get(f"http://127.0.0.1:{self.admin_port}/ready")[0] == 200
 
     def metric(self, name: str) -> float:
-        """The sum of its series, or the one series that it names with its label. Raises OSError where nothing answers."""
+        """The sum of its series, or the one that is named with its label. Raises OSError where nothing answers."""
         page = get(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=5)[1].decode()
         samples = [line.rpartition(" ") for line in page.splitlines()]
         lines = [value for sample, _, value in samples if name in (sample, sample.partition("{")[0])]
