@@ -17,17 +17,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.config.quotas import Each
+from forebay.ledger.limit_state import Use
 from forebay.ledger.records import KeyRecord
+from forebay.ledger.rules import Measure, Rule
 from forebay.state.channel import CHANNEL_ENV, MAX_FRAME, Channel, ChannelBroken, pack, unpack
 from forebay.state.messages import (
     AdmissionState,
+    Budgets,
+    Committed,
     Done,
     Drain,
     Draining,
     EngineAdmission,
     EngineState,
     FamilySnapshot,
+    Follow,
     GetAdmission,
+    GetBudgets,
     GetSnapshot,
     Margin,
     Message,
@@ -37,6 +44,7 @@ from forebay.state.messages import (
     Reload,
     SetEngines,
     SetKeys,
+    SetUse,
     ShedChange,
     Snapshot,
     Start,
@@ -93,6 +101,11 @@ MESSAGES: list[Message] = [
         ),
         engines=(EngineState("e", "http://e", False, ("m",), 3, "refused"),),
     ),
+    Follow("owner", 7),
+    Committed("owner", 9),
+    GetBudgets(-1),
+    Budgets(1, "owner", 9, (Rule(name="r", each=Each.KEY, tokens_per_day=5),), {"r key": 1.7e9}),
+    SetUse((Use("r key", ("k",), Measure.TOKENS_DAY, 1.7e9, 4),), complete=True),
 ]
 
 

@@ -218,7 +218,8 @@ class Exchange(Attempts):
         self.on_head(200, memo.headers, len(body))
         if self.state is DISPATCHED and self.attempts == attempt:
             self.on_body(body)
-        if self.state is not _SETTLED and self.attempts == attempt:
+        # HELD: it is to be tried again in a moment, and has no part in this answer any more.
+        if self.state is not _SETTLED and self.state is not HELD and self.attempts == attempt:
             self.on_end()
 
     def on_fail(self, failure: Failure, detail: str) -> None:
