@@ -26,7 +26,7 @@ layers: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint typecheck layers
-	$(BIN)/pytest -m "not system and not engines" -n 3 $(ARGS)
+	$(BIN)/pytest -m "not system and not engines" -n 4 $(ARGS)
 
 # Which lines of src the tests run. Tracing takes a minute, so that it is not part of test.
 coverage: $(STAMP)
