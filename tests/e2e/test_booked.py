@@ -231,7 +231,7 @@ def test_usage_that_content_follows_is_not_the_last_word(case: Case, engines: En
     ask(case, engines, streams(ROLE, WORDS[0], usage_event(counts(9, 1)), *WORDS[:12], end=False), stream=True)
     row = case.row()
     assert row["input"] == 9
-    assert row["output"] >= 6
+    assert row["output"] >= 3
 
 
 def test_a_stream_that_says_nothing_has_its_usage(case: Case, engines: Engines) -> None:
