@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test coverage lint typecheck layers test-system test-engines fuzz clean
+.PHONY: serve test coverage lint typecheck layers test-books test-system test-engines fuzz clean
 
 serve: $(STAMP)
 	$(BIN)/forebay serve $(ARGS)
@@ -26,11 +26,15 @@ layers: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint typecheck layers
-	$(BIN)/pytest -m "not system and not engines" -n 4 $(ARGS)
+	$(BIN)/pytest -m "not system and not engines and not books" -n 3 $(ARGS)
 
 # Which lines of src the tests run. Tracing takes a minute, so that it is not part of test.
 coverage: $(STAMP)
 	$(BIN)/pytest -m "not system and not engines" -n 2 --cov --cov-report=term $(ARGS)
+
+# What takes longer of the ledger: two to three minutes.
+test-books: $(STAMP)
+	$(BIN)/pytest -m books -n 3 $(ARGS)
 
 # Needs programs of the operating system: apt-get install nginx-light wrk nodejs npm systemd
 test-system: $(STAMP)

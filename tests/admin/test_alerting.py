@@ -25,6 +25,8 @@ from forebay.ledger.database import Database
 from forebay.state.messages import FamilySnapshot, Reload, alerts_outbox
 from waiting import eventually
 
+pytestmark = pytest.mark.books
+
 NOON = 1_790_000_000.0
 
 

@@ -20,6 +20,8 @@ from forebay.ledger.database import Database
 from forebay.ledger.rules import Level as Each
 from forebay.ledger.rules import Over, Rule, Window
 
+pytestmark = pytest.mark.books
+
 ZONE = "Asia/Shanghai"
 
 

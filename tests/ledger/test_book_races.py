@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -23,6 +24,8 @@ from forebay.ledger.tokens import Tokens
 from forebay.ledger.verify import verify
 from journals import committed, on_a_loop, opened, reservation, settlement
 from postgres_server import Postgres
+
+pytestmark = pytest.mark.books
 
 NOON = 1_800_000_000.0
 NANO_EACH = Price("p", "m", "", "USD", (Scale({"input": Decimal(0), "output": Decimal("0.001")}),))

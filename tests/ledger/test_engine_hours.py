@@ -30,6 +30,8 @@ from forebay.ledger.verify import verify
 from journals import committed, on_a_loop, opened, reservation
 from postgres_server import Postgres
 
+pytestmark = pytest.mark.books
+
 START = 1_800_000_000.0
 assert START % HOUR == 0
 PRICE = GpuPrice(gpu_hour=0.0000036)  # 3,600 nano-units an hour, one a second

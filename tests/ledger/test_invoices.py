@@ -21,6 +21,8 @@ from forebay.ledger.reports import Query, report
 from forebay.ledger.tokens import Tokens
 from forebay.ledger.verify import verify
 
+pytestmark = pytest.mark.books
+
 OCTOBER = 1_727_740_800.0  # 2024-10-01 UTC
 DAY = 86_400.0
 NOW = OCTOBER + 40 * DAY

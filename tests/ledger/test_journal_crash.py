@@ -12,6 +12,8 @@ import pytest
 from forebay.ledger.entries import How
 from journals import POINTS, Live, books, on_a_loop, opened, power_off
 
+pytestmark = pytest.mark.books
+
 
 async def survive(folder: Path, told: dict[str, Any], boot: str) -> None:
     """What the next life must find."""

@@ -15,6 +15,8 @@ from forebay.ledger.rules import Level, Measure, Rule, Window
 from forebay.ledger.tokens import Tokens
 from usage_entries import OWNER, Usage, at
 
+pytestmark = pytest.mark.books
+
 NOW = at("2026-11-30T11:30:00+01:00")
 TEN = Tokens(input=6, cached=1, output=2, reasoning=1)
 DAY = Rule(name="day", each=Level.PROJECT, tokens_per_day=40, money_per_month=1_000, zone="Europe/Berlin")

@@ -14,6 +14,8 @@ from forebay.ledger.limit_state import standing
 from forebay.ledger.limits import Denied, Held, Limits
 from forebay.ledger.rules import Hold, Level, Measure, Over, Rule, Window
 
+pytestmark = pytest.mark.books
+
 DAY = 86_400
 START = 1_793_491_200.0  # 2026-11-01T00:00Z
 CALLERS = [

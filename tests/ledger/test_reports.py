@@ -15,6 +15,8 @@ from forebay.ledger.names import MOST_VALUES
 from forebay.ledger.reports import BadQuery, Query, Row, Step, report, spans
 from forebay.ledger.tokens import Tokens
 
+pytestmark = pytest.mark.books
+
 OWNER = "00112233445566aa"
 APRIL = datetime(2026, 4, 1, tzinfo=ZoneInfo("UTC")).timestamp()
 DAY = 86_400

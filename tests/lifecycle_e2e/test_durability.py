@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from postgres_server import Postgres
 from stack import Forebay, chat, stack
 from waiting import eventually
+
+pytestmark = pytest.mark.books
 
 CHAT = "/v1/chat/completions"
 

@@ -11,6 +11,8 @@ from postgres_server import Postgres
 from stack import OTHER_KEY, Engine, Forebay, chat, config_of, folder, stack
 from waiting import eventually
 
+pytestmark = pytest.mark.books
+
 CHAT = "/v1/chat/completions"
 QUOTA = {"name": "day", "each": "key", "tokens_per_day": 1_000_000, "concurrent": 1}
 
