@@ -26,7 +26,7 @@ layers: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint typecheck layers
-	$(BIN)/pytest -m "not system and not engines and not books" -n 3 $(ARGS)
+	$(BIN)/pytest -m "not system and not engines and not books" -n 3 --dist worksteal $(ARGS)
 
 # Which lines of src the tests run. Tracing takes a minute, so that it is not part of test.
 coverage: $(STAMP)
@@ -34,7 +34,7 @@ coverage: $(STAMP)
 
 # What takes longer of the ledger: two to three minutes.
 test-books: $(STAMP)
-	$(BIN)/pytest -m books -n 3 $(ARGS)
+	$(BIN)/pytest -m books -n 3 --dist worksteal $(ARGS)
 
 # Needs programs of the operating system: apt-get install nginx-light wrk nodejs npm systemd
 test-system: $(STAMP)
