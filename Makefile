@@ -32,7 +32,7 @@ test: lint typecheck layers
 coverage: $(STAMP)
 	$(BIN)/pytest -m "not system and not engines" -n 2 --cov --cov-report=term $(ARGS)
 
-# What takes longer of the ledger: two to three minutes.
+# What takes longer of the ledger: one to two minutes.
 test-books: $(STAMP)
 	$(BIN)/pytest -m books -n 3 --dist worksteal $(ARGS)
 
