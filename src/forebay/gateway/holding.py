@@ -24,6 +24,7 @@ from forebay.gateway.front import Front
 from forebay.gateway.usage_limits import LimitUse, limits_of
 from forebay.ledger import limit_words
 from forebay.ledger.enginepricing import Dearest
+from forebay.ledger.gates import Gate
 from forebay.ledger.in_force import in_force
 from forebay.ledger.limit_state import BadSnapshot, Carried, others, snapshot
 from forebay.ledger.limits import Denied, Held, Limits
@@ -148,21 +149,7 @@ class Holding:
             most = 0  # embeddings have no answer of tokens
         payload = openai.without_own_bound(payload)
         copies = answers_of(body)
-        gate = caller.gate
-        if gate is None:
-            gate = caller.gate = limits.gate(caller.who())
-        found = limits.hold(
-            gate,
-            entry.target,
-            prompt,
-            most,
-            self._price(entry, wall),
-            end_user,
-            now,
-            wall,
-            predicted=self._predicted(entry, caller, most, copies),
-            copies=copies,
-        )
+        found = self._hold(caller, entry, prompt, most, end_user, now, wall, copies)
         if isinstance(found, Held) and found.degrade_model:
             cheaper = self._gateway.fleet.catalog.get(found.degrade_model)
             if cheaper is not None and cheaper.candidates and caller.may_use(cheaper.name):
@@ -170,19 +157,7 @@ class Holding:
                 warned = found
                 entry = cheaper
                 payload = openai.rewritten(payload, {"model": entry.target_json}, defaults_for(body, entry.defaults))
-                found = limits.hold(
-                    gate,
-                    entry.target,
-                    prompt,
-                    most,
-                    self._price(entry, wall),
-                    end_user,
-                    now,
-                    wall,
-                    predicted=self._predicted(entry, caller, most, copies),
-                    copies=copies,
-                    degraded=True,
-                )
+                found = self._hold(caller, entry, prompt, most, end_user, now, wall, copies, degraded=True)
                 if isinstance(found, Held):
                     found.warnings = tuple(dict.fromkeys((*warned.warnings, *found.warnings)))
                     found.degrade_class = warned.degrade_class
@@ -199,6 +174,39 @@ class Holding:
         reply.extra += limit_words.block(found, now, wall)
         return Asked(body, entry, front, payload, found)
 
+    def _hold(
+        self,
+        caller: Caller,
+        entry: Entry,
+        prompt: int,
+        most: int | None,
+        end_user: str,
+        now: float,
+        wall: float,
+        copies: int,
+        *,
+        degraded: bool = False,
+    ) -> Held | Denied:
+        return self.limits.hold(
+            self._gate(caller),
+            entry.target,
+            prompt,
+            most,
+            self._price(entry, wall),
+            end_user,
+            now,
+            wall,
+            predicted=self._predicted(entry, caller, most, copies),
+            copies=copies,
+            degraded=degraded,
+        )
+
+    def _gate(self, caller: Caller) -> Gate:
+        gate = caller.gate
+        if gate is None:
+            gate = caller.gate = self.limits.gate(caller.who())
+        return gate
+
     def end(self, x: Exchange, tokens: Tokens, cost: int | None) -> None:
         """It has ended: what it did not use goes back."""
         held = x.held
@@ -213,10 +221,7 @@ class Holding:
     def standing(self, caller: Caller) -> list[LimitUse]:
         """What each limit of a caller is at; without those of its end users."""
         now, wall = monotonic(), time()
-        gate = caller.gate
-        if gate is None:
-            gate = caller.gate = self.limits.gate(caller.who())
-        return limits_of(self.limits, gate, now, wall)
+        return limits_of(self.limits, self._gate(caller), now, wall)
 
     def _predicted(self, entry: Entry, caller: Caller, most: int | None, copies: int) -> int | None:
         """Tokens of all its answers, as admission predicts them."""
