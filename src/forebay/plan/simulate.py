@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf, isfinite
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import forebay
 from forebay.config.models import Class
 from forebay.errors import shown
+from forebay.hardware.profiles import resolve
 from forebay.hardware.steptime import OutOfProfile, StepTime
-from forebay.plan.simulate_hardware import GPU, MODEL, Hardware, HardwareError, Wanted, find_hardware
+from forebay.plan.simulate_hardware import GPU, MODEL, Hardware, HardwareError, Resolve, Wanted, find_hardware
 from forebay.policy.disaggregation import SplitRules
 from forebay.policy.placement import RoundRobin
 from forebay.policy.prior import PrefillPrior
@@ -30,6 +31,7 @@ from forebay.sim.engine import EngineModel
 from forebay.sim.jobs import Listener
 from forebay.sim.results import Slo
 from forebay.sim.settings import EngineSettings
+from forebay.sim.workload import Ask
 from forebay.sim.workloads import Tally, Workload, WorkloadError, open_workload
 from forebay.sim.workloads.transforms import SPEEDS, Limited, Sped
 
@@ -86,9 +88,10 @@ class Ready:
     settings: EngineSettings
 
 
-def prepare(setup: Setup, *, scan: bool = False) -> Ready:
-    """Find and check all that a run needs, without running it. `scan`: look how large trace files are. Raises
-    SimulateError."""
+def prepare(setup: Setup, *, scan: bool = False, look_up: Resolve = resolve) -> Ready:
+    """Find and check all that a run needs, without running it. `scan`: look how large trace files are. `look_up`: finds
+    step times, as `profiles.resolve` does; one that remembers them saves many runs on the same hardware the loading.
+    Raises SimulateError."""
     _check(setup)
     try:
         workload = open_workload(setup.workload, seed=setup.seed, scan=scan)
@@ -97,7 +100,7 @@ def prepare(setup: Setup, *, scan: bool = False) -> Ready:
             source = Sped(source, setup.speed)
         if setup.limit is not None:
             source = Limited(source, most=setup.limit)
-        hardware = find_hardware(setup.hardware, setup.engine)
+        hardware = find_hardware(setup.hardware, setup.engine, look_up)
         fetching = {} if setup.decode_engines == 0 else {"transfer_seconds_per_token": _transfer(setup, hardware)}
         settings = EngineSettings(**dict(hardware.engine) | fetching | dict(setup.engine))
     except (WorkloadError, HardwareError) as e:
@@ -171,7 +174,20 @@ def simulate(setup: Setup, monitor: Monitor = lambda now, arrived, ended: False)
     from forebay.plan.simulate_result import entry, write_rows
 
     ready = prepare(setup)
+    tally = Tally()
+    cluster = run(setup, ready, ready.workload.asks(tally), monitor)
+    if setup.rows is not None:
+        try:
+            write_rows(cluster.record.requests, Path(setup.rows))
+        except OSError as e:
+            raise SimulateError(f"{e.filename}: cannot be written: {e.strerror}") from None
+    return entry(setup.name, _settings(setup, ready), ready.hardware, cluster, setup.slo, tally.notes())
 
+
+def run(
+    setup: Setup, ready: Ready, asks: Iterable[Ask], monitor: Monitor = lambda now, arrived, ended: False
+) -> Cluster:
+    """The engines of `setup` after `asks`. Raises SimulateError."""
     settings = {role: replace(ready.settings, role=role) for role in ("both", "prefill", "decode")}
     each, per_token = ready.hardware.delay
 
@@ -194,19 +210,13 @@ def simulate(setup: Setup, monitor: Monitor = lambda now, arrived, ended: False)
         delay=(lambda prompt: each + prompt * per_token) if each or per_token else None,
         monitor=monitor,
     )
-    tally = Tally()
     try:
-        cluster.run(ready.workload.asks(tally))
+        cluster.run(asks)
     except WorkloadError as e:
         raise SimulateError(str(e)) from None
     except OutOfProfile as e:
         raise SimulateError(f"{setup.name or 'the profile'}: {e}") from None
-    if setup.rows is not None:
-        try:
-            write_rows(cluster.record.requests, Path(setup.rows))
-        except OSError as e:
-            raise SimulateError(f"{e.filename}: cannot be written: {e.strerror}") from None
-    return entry(setup.name, _settings(setup, ready), ready.hardware, cluster, setup.slo, tally.notes())
+    return cluster
 
 
 def document(setups: Sequence[Setup], runs: Sequence[dict[str, Any]], *, interrupted: bool = False) -> dict[str, Any]:
