@@ -66,6 +66,8 @@ class Setup:
     engines: int = 1
     decode_engines: int = 0
     """Where there are some, the engines prefill and these decode."""
+    decode_tp: int | None = None
+    """GPUs of each of these; None: as many as of those that prefill."""
     hardware: Wanted = field(default_factory=Wanted)
     policy: str = "none"
     placement: str = "round_robin"
@@ -85,7 +87,10 @@ class Ready:
     workload: Workload
     steps: StepTime
     hardware: Hardware
+    """Its price is the mean of all engines."""
     settings: EngineSettings
+    decode: tuple[StepTime, EngineSettings] | None = None
+    """Of decode engines that are not as the others."""
 
 
 def prepare(setup: Setup, *, scan: bool = False, look_up: Resolve = resolve) -> Ready:
@@ -103,11 +108,23 @@ def prepare(setup: Setup, *, scan: bool = False, look_up: Resolve = resolve) -> 
         hardware = find_hardware(setup.hardware, setup.engine, look_up)
         fetching = {} if setup.decode_engines == 0 else {"transfer_seconds_per_token": _transfer(setup, hardware)}
         settings = EngineSettings(**dict(hardware.engine) | fetching | dict(setup.engine))
+        decode = None
+        if setup.decode_engines and setup.decode_tp not in (None, setup.hardware.tp):
+            other = find_hardware(replace(setup.hardware, tp=setup.decode_tp), setup.engine, look_up)
+            decode = other.steps, EngineSettings(**dict(other.engine) | fetching | dict(setup.engine))
+            hardware = replace(hardware, price=_mean_price(setup, hardware, other))
     except (WorkloadError, HardwareError) as e:
         raise SimulateError(str(e)) from None
     except ValueError as e:
         raise SimulateError(shown(_of_profile(setup, hardware, str(e)), 400)) from None
-    return Ready(Workload(workload.name, source), hardware.steps, hardware, settings)
+    return Ready(Workload(workload.name, source), hardware.steps, hardware, settings, decode)
+
+
+def _mean_price(setup: Setup, prefill: Hardware, decode: Hardware) -> float | None:
+    if prefill.price is None or decode.price is None:
+        return None
+    whole = prefill.price * setup.engines + decode.price * setup.decode_engines
+    return whole / (setup.engines + setup.decode_engines)
 
 
 def _of_profile(setup: Setup, hardware: Hardware, problem: str) -> str:
@@ -136,6 +153,10 @@ def _check(setup: Setup) -> None:
     need("engines", setup.engines, 1, MOST_ENGINES)
     need("tp", setup.hardware.tp, 1)
     need("decode_engines", setup.decode_engines, 0, MOST_ENGINES)
+    if setup.decode_tp is not None:
+        need("decode_tp", setup.decode_tp, 1)
+        if not setup.decode_engines:
+            raise SimulateError("decode_tp is of decode engines; give --vary decode_engines=N")
     need("host", setup.hardware.host, 0, 10)
     need("host_prefill", setup.hardware.host_prefill, 0, 10)
     need("kv_bandwidth", setup.hardware.kv_bandwidth, 1, 1e15)
@@ -188,12 +209,18 @@ def run(
     setup: Setup, ready: Ready, asks: Iterable[Ask], monitor: Monitor = lambda now, arrived, ended: False
 ) -> Cluster:
     """The engines of `setup` after `asks`. Raises SimulateError."""
-    settings = {role: replace(ready.settings, role=role) for role in ("both", "prefill", "decode")}
+    decode_steps, decode_settings = ready.decode or (ready.steps, ready.settings)
+    roles = {
+        "both": (ready.steps, replace(ready.settings, role="both")),
+        "prefill": (ready.steps, replace(ready.settings, role="prefill")),
+        "decode": (decode_steps, replace(decode_settings, role="decode")),
+    }
     each, per_token = ready.hardware.delay
 
     def make(listener: Listener, i: int) -> EngineModel:
         role = "both" if not setup.decode_engines else "prefill" if i < setup.engines else "decode"
-        return EngineModel(settings[role], ready.steps, listener, name=i)
+        steps, settings = roles[role]
+        return EngineModel(settings, steps, listener, name=i)
 
     engines = setup.engines + setup.decode_engines
     policy = _policy(setup, ready)
@@ -261,6 +288,7 @@ def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
     return {
         "engines": setup.engines,
         "decode_engines": setup.decode_engines,
+        "decode_tp": setup.decode_tp,
         "gpu": hardware.gpu,
         "model": hardware.model,
         "tp": setup.hardware.tp,
@@ -286,7 +314,7 @@ def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
 
 # --- variations ------------------------------------------------------------------------------------------------------
 
-_OF_SETUP: Final = ("engines", "decode_engines", "policy", "placement", "speed", "seed", "patience")
+_OF_SETUP: Final = ("engines", "decode_engines", "decode_tp", "policy", "placement", "speed", "seed", "patience")
 _OF_HARDWARE: Final = tuple(f.name for f in fields(Wanted) if f.name != "strict")
 _PLAIN: Final = frozenset({"gpu", "model", "placement", "batching", "preemption", "profile", "dtype"})
 """Their values say by themselves what they are."""

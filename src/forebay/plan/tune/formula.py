@@ -81,16 +81,18 @@ def expect(setting: Setting, ready: Ready, mix: Mix, problem: Problem) -> Expect
     tokens = max(1.0, mix.output / advance)
     context = mix.prompt + mix.output / 2
 
+    decoder, room = (steps, settings) if ready.decode is None else ready.decode
+
     def decode(n: int) -> float:
         if drafts:
             draft = drafts * problem.draft_seconds
-            return steps.mixed([Chunk(n * drafts, 0, last=False)], n, int(n * context), int(context)) + draft
-        return steps.decode(n, int(n * context), int(context))
+            return decoder.mixed([Chunk(n * drafts, 0, last=False)], n, int(n * context), int(context)) + draft
+        return decoder.decode(n, int(n * context), int(context))
 
     def chunk(n: int) -> int:
         return max(1, min(int(computed), settings.max_num_batched_tokens - n * (1 + drafts)))
 
-    most = min(settings.max_num_seqs, int(settings.kv_tokens // max(1.0, context)))
+    most = min(settings.max_num_seqs, int(room.kv_tokens // max(1.0, context)))
     ttft = _prefill(steps, computed, settings.max_num_batched_tokens)
     alone = (ttft, decode(1) / advance)
     if most < 1 or ttft > slo.ttft + slo.per_1k * mix.prompt / 1e3:

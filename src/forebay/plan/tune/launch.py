@@ -115,7 +115,7 @@ def _start(
         "model": model,
         "host": "0.0.0.0",  # noqa: S104 - a server in a container
         "port": PORT,
-        "tensor_parallel_size": setting.tp,
+        "tensor_parallel_size": (setting.decode_tp or setting.tp) if role == "decode" else setting.tp,
         "gpu_memory_utilization": _share(kind, setting, memory),
         "max_model_len": setting.max_model_len,
         "max_num_seqs": setting.max_num_seqs,

@@ -11,7 +11,7 @@ import forebay
 from forebay.plan.simulate_hardware import Hardware
 from forebay.plan.tune.frontier import frontier, knee
 from forebay.plan.tune.search import Found, Wish
-from forebay.plan.tune.space import LAYOUT, Setting, layout_words
+from forebay.plan.tune.space import LAYOUT, Layout, Setting, layout_words
 from forebay.plan.tune.trial import Point, Trial
 
 FORMAT: Final = 1
@@ -168,7 +168,7 @@ def _sortable(value: Any) -> tuple[str, float, str]:
 
 def _layouts(wish: Wish, found: Found, winner: Setting) -> list[dict[str, Any]]:
     """The best of each way to share the GPUs out, of those that were looked at to the end."""
-    best: dict[tuple[int, int, int], Setting] = {}
+    best: dict[Layout, Setting] = {}
     for setting in found.final:
         known = best.get(setting.layout)
         if known is None or found.mean(setting) > found.mean(known):

@@ -20,7 +20,7 @@ from typing import Any, Final
 from forebay.plan.simulate import SimulateError
 from forebay.plan.tune.formula import Expected, Mix, expect, mix_of
 from forebay.plan.tune.pool import Pool, Task
-from forebay.plan.tune.space import LAYOUT, Setting, TuneError, settings, why_not
+from forebay.plan.tune.space import LAYOUT, Layout, Setting, TuneError, settings, why_not
 from forebay.plan.tune.trial import Lab, Point, Problem, Trial
 
 SHARES: Final = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3)
@@ -214,7 +214,7 @@ def _beyond(wish: Wish, expected: Mapping[Setting, Expected], mix: Mix) -> str:
 def screen(expected: Mapping[Setting, Expected], most: int) -> list[Setting]:
     """The best by formula, of each layout at least its share of half of them."""
     ranked = sorted(expected, key=lambda s: -expected[s].rate)
-    of_layout: dict[tuple[int, int, int], int] = {}
+    of_layout: dict[Layout, int] = {}
     share = max(1, most // (2 * len({s.layout for s in ranked})))
     first = []
     for setting in ranked:
@@ -396,7 +396,7 @@ def _best(found: Found) -> Setting:
 
 def _leaders(ranked: Sequence[Trial]) -> list[Trial]:
     """The best of each layout, best first."""
-    first: dict[tuple[int, int, int], Trial] = {}
+    first: dict[Layout, Trial] = {}
     for trial in ranked:
         first.setdefault(trial.setting.layout, trial)
     return list(first.values())

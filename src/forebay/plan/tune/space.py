@@ -17,6 +17,10 @@ MOST_GPUS: Final = 1024
 MOST_COMBINATIONS: Final = 200_000
 
 
+Layout = tuple[int, int, int, int]
+"""tp, engines, decode engines, and the tp of these."""
+
+
 class TuneError(Exception):
     """What cannot be tuned, in one sentence."""
 
@@ -30,6 +34,8 @@ class Setting:
     engines: int = 1
     """Replicas; with `decode_engines` those that prefill."""
     decode_engines: int = 0
+    decode_tp: int = 0
+    """GPUs of each of these; 0: as `tp`."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     gpu_memory_utilization: float = 0.9
@@ -43,12 +49,12 @@ class Setting:
 
     @property
     def gpus(self) -> int:
-        return self.tp * (self.engines + self.decode_engines)
+        return self.tp * self.engines + (self.decode_tp or self.tp) * self.decode_engines
 
     @property
-    def layout(self) -> tuple[int, int, int]:
+    def layout(self) -> Layout:
         """How the GPUs are shared out."""
-        return self.tp, self.engines, self.decode_engines
+        return self.tp, self.engines, self.decode_engines, self.decode_tp
 
     def setup(self, base: Setup, acceptance: float, draft_seconds: float) -> Setup:
         """Of `base` with this setting. `draft_seconds`: of one draft token."""
@@ -61,6 +67,7 @@ class Setting:
             name=str(self),
             engines=self.engines,
             decode_engines=self.decode_engines,
+            decode_tp=self.decode_tp or None,
             placement="least_requests" if self.decode_engines else base.placement,
             hardware=replace(
                 base.hardware,
@@ -100,18 +107,20 @@ class Setting:
 
 def layout_words(setting: Setting) -> str:
     if setting.decode_engines:
-        return f"{setting.engines} prefill + {setting.decode_engines} decode × TP {setting.tp}"
+        if setting.decode_tp in (0, setting.tp):
+            return f"{setting.engines} prefill + {setting.decode_engines} decode × TP {setting.tp}"
+        return f"{setting.engines} prefill × TP {setting.tp} + {setting.decode_engines} decode × TP {setting.decode_tp}"
     return f"{setting.engines} × TP {setting.tp}"
 
 
-LAYOUT: Final = ("tp", "engines", "decode_engines")
+LAYOUT: Final = ("tp", "engines", "decode_engines", "decode_tp")
 """The axes that share the GPUs out; one axis here, since they hang together."""
 _ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {"tensor_parallel_size": "tp", "replicas": "engines", "num_speculative_tokens": "speculative_tokens"}
     | {"kv_cache_dtype": "kv_dtype"}
 )
 SEQS: Final = (16, 32, 64, 128, 256, 512, 1024)
-TOKENS: Final = (1024, 2048, 4096, 8192, 16384)
+TOKENS: Final = (512, 1024, 2048, 4096, 8192, 16384)
 SHARES: Final = (0.9, 0.95)
 DRAFTS: Final = (0, 1, 2, 3, 5)
 _KINDS: Final[Mapping[type, str]] = MappingProxyType(
@@ -153,7 +162,7 @@ def typed(name: str, text: str, hint: Any, option: str) -> Any:
             value = None
     if value is None:
         raise TuneError(f"{option}: {name} must be {_KINDS[kind]}, not '{shown(text, 80)}'")
-    least = 0 if name in ("decode_engines", "speculative_tokens") else 1
+    least = 0 if name in ("decode_engines", "decode_tp", "speculative_tokens") else 1
     if kind is int and not least <= value <= 1 << 30:
         raise TuneError(f"{option}: {name} must be at least {least}, not {value}")
     if name == "gpu_memory_utilization" and not 0 < value <= 1:
@@ -165,26 +174,30 @@ def _optional(hint: Any) -> bool:
     return get_origin(hint) in (Union, types.UnionType)
 
 
-def layouts(gpus: int, given: Mapping[str, Sequence[Any]], *, split: bool) -> Iterator[tuple[int, int, int]]:
-    """Ways to share `gpus` GPUs out: (tp, engines, decode engines). `split`: also with prefill and decode apart. An
-    axis that was given is taken as it is; an engine that leaves GPUs over is not one of them unless it was."""
+def layouts(gpus: int, given: Mapping[str, Sequence[Any]], *, split: bool) -> Iterator[Layout]:
+    """Ways to share `gpus` GPUs out. `split`: also with prefill and decode apart, the two of the same or of different
+    tp. An axis that was given is taken as it is; what leaves GPUs over is only a layout where it was. Raises
+    TuneError."""
     sizes = given.get("tp") or [2**i for i in range(gpus.bit_length()) if gpus % 2**i == 0]
     for tp in sizes:
-        whole = gpus // tp
-        if not whole:
+        if tp > gpus:
             raise TuneError(f"tp {tp} is more than the {gpus} GPUs there are: give --gpus {tp}, or a smaller tp")
-        decoders = given.get("decode_engines") or ((0, *_splits(whole)) if split else (0,))
-        for decode in decoders:
-            counts = given.get("engines") or ([whole - decode] if decode < whole else [])
-            for engines in counts:
-                if tp * (engines + decode) <= gpus:
-                    yield tp, engines, decode
+        for decode_tp in given.get("decode_tp") or ([0, *(s for s in sizes if s != tp)] if split else [0]):
+            each = decode_tp or tp
+            decoders = given.get("decode_engines") or ((0, *_splits(gpus, tp, each)) if split else (0,))
+            for decode in decoders:
+                if decode_tp and not decode:
+                    continue
+                left = gpus - each * decode
+                for engines in given.get("engines") or [left // tp]:
+                    if engines >= 1 and tp * engines <= left:
+                        yield tp, engines, decode, decode_tp
 
 
-def _splits(engines: int) -> list[int]:
-    """Decode engines worth trying of so many."""
-    shares = (0.25, 0.5, 0.75)
-    return sorted({n for n in (round(engines * share) for share in shares) if 0 < n < engines})
+def _splits(gpus: int, tp: int, decode_tp: int) -> list[int]:
+    """Decode engines worth trying: about a quarter, a half and three quarters of the GPUs, with none left over."""
+    counts = {round(gpus * share / decode_tp) for share in (0.25, 0.5, 0.75)}
+    return sorted(n for n in counts if n > 0 and gpus > decode_tp * n and (gpus - decode_tp * n) % tp == 0)
 
 
 def settings(
@@ -216,9 +229,10 @@ def settings(
         raise TuneError(f"that would be {count:,} settings, and {MOST_COMBINATIONS:,} are the most: try fewer values")
     names = list(axes)
     found = []
-    for tp, engines, decode in ways:
+    for tp, engines, decode, decode_tp in ways:
+        layout: dict[str, Any] = dict(zip(LAYOUT, (tp, engines, decode, decode_tp), strict=True))
         for values in itertools.product(*axes.values()):
-            setting = Setting(tp=tp, engines=engines, decode_engines=decode, **dict(zip(names, values, strict=True)))
+            setting = Setting(**layout, **dict(zip(names, values, strict=True)))
             if why_not(setting) is None:
                 found.append(setting)
     return axes, found

@@ -149,8 +149,9 @@ class Lab:
             cluster = run(setup, ready, (ask._replace(arrival=ask.arrival / speed) for ask in asks))
         except SimulateError as e:
             raise TuneError(f"{setting}: {e}") from None
-        price = ready.hardware.price if p.price is None else p.price * setting.tp
-        return _point(cluster, setup, speed, None if price is None else price * (setup.engines + setup.decode_engines))
+        each = ready.hardware.price
+        price = None if each is None else each * (setup.engines + setup.decode_engines)
+        return _point(cluster, setup, speed, price if p.price is None else p.price * setting.gpus)
 
     def capacity(self, setting: Setting, guess: float, requests: int, tolerance: float, seed: int = 0) -> Trial:
         """Search for the highest speed at which the SLO is kept, from `guess` on, to within a factor of 1 + `tolerance`
