@@ -82,7 +82,7 @@ def problems(words: Sequence[str], known: Flags) -> list[str]:
     for flag, values in pairs(words, known):
         takes = known.takes(flag)
         if takes is None:
-            near = get_close_matches(flag, list(known.flags), n=1)
+            near = get_close_matches(flag, [*known.flags, *known.same], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             found.append(f"{known.engine} {known.version} knows no flag {shown(flag, 80)}{hint}")
             continue

@@ -220,7 +220,7 @@ class _Extra:
             self.whole_prompts = True
             self.words += ["--chunked-prefill-size", "-1"]
         if setting.enforce_eager:
-            self.words.append("--disable-cuda-graph")
+            self.words.append("--disable-decode-cuda-graph")
         if (k := setting.speculative_tokens) > 0:
             if draft is None:
                 self.words += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(k + 1)]
@@ -307,6 +307,8 @@ def read_vllm(text: str) -> tuple[str | None, dict[str, Any]]:
     except ValueError as e:
         raise ValueError(f"is no command line: {e}") from None
     known = flags.load("vllm")
+    if words[1:2] == ["-m"]:
+        del words[:2]
     if wrong := flags.problems(words, known):
         raise ValueError(wrong[0])
     model, found = None, {}

@@ -15,7 +15,10 @@ from forebay.plan.tune.trial import Lab
 
 def run(wish: Wish, draft: str | None, progress: Progress) -> dict[str, Any] | None:
     """The JSON result; None where it was interrupted before there was any. Raises TuneError."""
-    wish, found, expected = begin(wish)
+    try:
+        wish, found, expected = begin(wish, progress)
+    except KeyboardInterrupt:
+        return None
     interrupted = False
     try:
         (compare if wish.compare else search)(wish, found, expected, progress)

@@ -30,8 +30,8 @@ CAUTION: Final = 0.8
 SAMPLE: Final = 5_000
 """Requests looked at before anything is simulated."""
 SECONDS: Final = (15.0, 30.0, 60.0)
-"""Of arrivals in the three lengths of simulations, at the rate that the best setting can be expected to bear: a queue
-that grows must have time to show. At most MOST requests, each."""
+"""At the rate that the best setting can be expected to bear: a queue that grows must have time to show. At most MOST
+requests, each."""
 MOST: Final = (1_000, 2_000, 4_000)
 FINALISTS: Final = 6
 LAYOUTS: Final = 4
@@ -73,6 +73,8 @@ class Wish:
     """What runs today: measured beside the winner."""
     latency: str = "e2e"
     jobs: int = 1
+    spans: tuple[float, float, float] = SECONDS
+    """Of arrivals in the three lengths of simulations, in seconds."""
     compare: bool = False
     """No search: every combination of the axes is measured to the end."""
 
@@ -110,7 +112,7 @@ class Found:
         return sum(t.capacity for t in trials) / len(trials)
 
 
-def begin(wish: Wish) -> tuple[Wish, Found, dict[Setting, Expected]]:
+def begin(wish: Wish, progress: Progress = lambda name, done, of: None) -> tuple[Wish, Found, dict[Setting, Expected]]:
     """Everything that is known without a simulation: which settings there are, and what each can be expected to bear.
     Raises TuneError where none fits, and where the SLO is below what an idle engine takes."""
     lab = Lab(wish.problem)
@@ -132,11 +134,14 @@ def begin(wish: Wish) -> tuple[Wish, Found, dict[Setting, Expected]]:
         )
     expected: dict[Setting, Expected] = {}
     why: dict[int, str] = {}
-    for setting in all_of:
+    for i, setting in enumerate(all_of):
+        if i % 50 == 0:
+            progress("all settings, by formula", i, len(all_of))
         try:
             expected[setting] = expect(setting, lab.prepare(setting), mix, wish.problem)
         except SimulateError as e:
             why.setdefault(setting.tp, str(e))
+    progress("all settings, by formula", len(all_of), len(all_of))
     if not expected:
         raise TuneError(
             why[max(why)] if why else "no combination of these values is one that an engine can be started with"
@@ -147,7 +152,7 @@ def begin(wish: Wish) -> tuple[Wish, Found, dict[Setting, Expected]]:
         raise TuneError(_beyond(wish, expected, mix))
     sizes = [
         round(min(most, max(wish.requests / 2**k, best * s)))
-        for k, most, s in zip((2, 1, 0), MOST, SECONDS, strict=True)
+        for k, most, s in zip((2, 1, 0), MOST, wish.spans, strict=True)
     ]
     found = Found(
         mix,
@@ -310,7 +315,7 @@ def _search(rounds: _Rounds, expected: Mapping[Setting, Expected]) -> None:
     guesses = {s: expected[s].rate * CAUTION / base for s in screen(expected, wish.settings)}
     floor = max(guesses.values()) * 1e-2
     guesses = {s: max(guess, floor) for s, guess in guesses.items()}
-    found.screened = rounds.trials("all settings", guesses, found.requests[0], 0.1)
+    found.screened = rounds.trials("the best by formula, simulated", guesses, found.requests[0], 0.1)
 
     ranked = sorted(found.screened, key=lambda t: -t.capacity)
     if ranked[0].capacity <= 0:
