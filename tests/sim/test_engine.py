@@ -527,7 +527,7 @@ def test_equal_inputs_give_equal_outputs(
     assert run(jobs, kw, cancels=True)[1].lines == run(jobs, kw, cancels=True)[1].lines
 
 
-@pytest.mark.parametrize(("chunked", "first"), [(True, [1.0, 2.0, 2.0]), (False, [1.0, 2.0, 3.0])])
+@pytest.mark.parametrize(("chunked", "first"), [(True, [1.0, 2.0, 3.0, 3.0]), (False, [1.0, 2.0, 3.0, 4.0])])
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_all_of_it(
     chunked: bool, first: list[float]
 ) -> None:
@@ -537,7 +537,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_all_of_it(
     )  # fmt: skip
     log = Log()
     engine = EngineModel(settings, Steps(), log)
-    for _ in range(3):
+    for _ in range(4):
         engine.submit(Job(60, 2, arrival=0.0), 0.0)
     while engine.due() < math.inf:
         engine.advance(engine.due())
