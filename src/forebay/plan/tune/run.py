@@ -7,6 +7,7 @@ from typing import Any
 
 from forebay.plan.simulate import SimulateError
 from forebay.plan.tune import launch
+from forebay.plan.tune.manifests import manifests
 from forebay.plan.tune.result import document
 from forebay.plan.tune.search import Progress, Wish, begin, compare, search
 from forebay.plan.tune.space import TuneError
@@ -37,11 +38,13 @@ def run(wish: Wish, draft: str | None, progress: Progress) -> dict[str, Any] | N
     result = document(wish, found, ready.hardware, interrupted=interrupted)
     model = wish.problem.base.hardware.model or ready.hardware.model
     starts = launch.starts(winner, model or "MODEL", launch.shares(ready, winner), draft=draft)
-    return result | {"commands": launch.as_list(starts)}
+    gpus = {"both": winner.tp, "prefill": winner.tp, "decode": winner.decode_tp or winner.tp}
+    return result | {"commands": launch.as_list(starts), "manifests": manifests(starts, model or "MODEL", gpus)}
 
 
 def extra_files(result: Mapping[str, Any]) -> dict[str, str]:
-    """Names and contents of what is written beside the report: a shell script an engine, and what it names."""
+    """Names and contents of what is written beside the report: a shell script an engine, what it names, and Kubernetes
+    manifests."""
     found: dict[str, str] = {}
     for start in result["commands"]:
         if start["command"] is None:
@@ -51,4 +54,5 @@ def extra_files(result: Mapping[str, Any]) -> dict[str, str]:
         lines += [f"# {note}" for note in start["notes"]]
         found[f"{start['kind']}{role}.sh"] = "\n".join([*lines, f"exec env {start['command']}", ""])
         found |= start["files"]
+    found.update(result["manifests"])
     return found
