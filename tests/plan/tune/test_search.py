@@ -171,10 +171,10 @@ class TestIntervals:
 def a_wish(**more: Any) -> Wish:
     asked: dict[str, Any] = {
         "workload": WORKLOAD, "model": "Qwen/Qwen2.5-7B", "gpu": "a10", "gpus": 2, "slo_ttft": 2.0, "slo_tpot": 0.2,
-        "requests": 60, "seeds": 2, "settings": 6, "jobs": 2,
+        "requests": 60, "seeds": 2, "settings": 6, "jobs": 1,
         "tries": (*FIXED, "max_num_seqs=4,32"),
     }  # fmt: skip
-    return replace(wish_of(Asked(**(asked | more))), spans=(4.0, 6.0, 8.0))
+    return replace(wish_of(Asked(**(asked | more))), spans=(2.0, 3.0, 4.0))
 
 
 def test_a_search_finds_the_larger_batch_and_the_cache_and_says_what_the_others_cost() -> None:
