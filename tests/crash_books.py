@@ -1,16 +1,18 @@
-"""What the books must have of what an engine counted, given when gateways were killed.
+"""What the books must have of what an engine counted, given when gateways were killed, and what those had on disk.
 
-A call of the engine is *at risk* where a kill falls between its client's sending and `MARGIN` after the call's end:
-its settlement may not be on disk. So is one whose client gave up (`Told.gave_up`), which is the campaign's
-doing. All others have exactly one entry, exact, with exactly the engine's counts. One at risk may be estimated; it
-may be absent only where it had begun less than MARGIN before the kill and its client had got nothing of an answer.
+Each call of the engine has exactly one entry, exact, with exactly the engine's counts, but for these:
+
+- one that a dead worker had reserved on disk, and not settled (`Death.unsettled`), has one that is estimated;
+- one whose reservation was in memory only (`Death.unsaved`) has none, and its client has got nothing of an answer;
+- one whose client gave up (`Told.gave_up`), which is the campaign's doing, may be estimated.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sqlalchemy import select
 
@@ -19,8 +21,28 @@ from forebay.ledger.database import Database
 from forebay.ledger.schema import entries, reservations
 from forebay.ledger.tokens import KINDS
 
-MARGIN = 0.5
-"""Seconds in which whatever an engine has said is on disk, on a machine that is busy with other things."""
+
+@dataclass(frozen=True)
+class Death:
+    """A worker's last words; times in monotonic seconds, but for `wall`. Requests are named once for each attempt."""
+
+    at: float
+    wall: float = 0.0
+    call: str = ""
+    when: str = ""
+    unsaved: list[tuple[str, float]] = field(default_factory=list)
+    """Reserved in memory only, and since when."""
+    unsettled: list[str] = field(default_factory=list)
+    """Reserved, those too, without a settlement on disk."""
+
+    def __repr__(self) -> str:
+        return f"<died at {self.at:.3f} ({self.wall:.3f}), {self.when} {self.call}>"
+
+
+def deaths_of_workers(folder: Path) -> list[Death]:
+    """In order."""
+    file = folder / "memory"
+    return [Death(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 @dataclass
@@ -33,6 +55,7 @@ class Found:
     exact: int = 0
     estimated: int = 0
     at_risk: int = 0
+    """Calls that were not settled on disk when their worker died."""
     lost: list[str] = field(default_factory=list)
     double: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -44,6 +67,16 @@ class Found:
     """Clients that did."""
     gone: int = 0
     """Calls at risk that left no trace; their clients had got nothing."""
+    unsaved: list[float] = field(default_factory=list)
+    """Seconds that reservations had been in memory only when their worker died."""
+    no_trace: list[tuple[str, float, float, float]] = field(default_factory=list)
+    """Of those in `gone`: request, when the engine received and ended it, when the worker died, which may be before."""
+    traces: dict[str, object] = field(default_factory=dict)
+    """Of the first that are lost, double or wrong (`crash_trace`)."""
+
+    def failing(self) -> list[str]:
+        """Those requests."""
+        return [one.partition(":")[0] for one in (*self.lost, *self.double, *self.wrong)]
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,34 +102,36 @@ def booked(database: Database, stem: str) -> tuple[dict[str, list[Entry]], int]:
     return found, still
 
 
-def compare(told: list[Told], calls: dict[str, list[Call]], database: Database, stem: str, kills: list[float]) -> Found:
-    """`kills` in monotonic seconds, in order."""
+def compare(
+    told: list[Told], calls: dict[str, list[Call]], database: Database, stem: str, deaths: list[Death]
+) -> Found:
     books, still = booked(database, stem)
-    found = compared(told, calls, books, kills)
+    found = compared(told, calls, books, deaths)
     found.open = still
     return found
 
 
 def compared(
-    told: list[Told], calls: dict[str, list[Call]], books: dict[str, list[Entry]], kills: list[float]
+    told: list[Told], calls: dict[str, list[Call]], books: dict[str, list[Entry]], deaths: list[Death]
 ) -> Found:
     found = Found(requests=len(told))
+    named: dict[str, list[Death]] = defaultdict(list)
+    for death in deaths:
+        found.unsaved += [death.at - since for _, since in death.unsaved]
+        for id_ in death.unsettled:
+            named[id_].append(death)
     clients = {one.id: one for one in told}
     for id_ in clients.keys() | books.keys():
-        _one(found, clients.get(id_), calls.get(id_, []), books.get(id_, []), kills)
+        _one(found, id_, clients.get(id_), calls.get(id_, []), books.get(id_, []), named.get(id_, []))
     return found
 
 
-def _killed(kills: list[float], since: float, until: float) -> float | None:
-    """The first kill in between."""
-    i = bisect_left(kills, since)
-    return kills[i] if i < len(kills) and kills[i] <= until else None
-
-
-def _one(found: Found, client: Told | None, calls: list[Call], books: list[Entry], kills: list[float]) -> None:
-    id_ = client.id if client is not None else "?"
+def _one(
+    found: Found, id_: str, client: Told | None, calls: list[Call], books: list[Entry], deaths: list[Death]
+) -> None:
+    """`deaths`: one for each attempt that was not settled on disk."""
     if client is None:
-        found.wrong.append(f"an entry for a request that nobody sent: {books}")
+        found.wrong.append(f"{id_}: an entry for a request that nobody sent: {books}")
         return
     found.calls += len(calls)
     found.gave_up += client.gave_up
@@ -105,41 +140,34 @@ def _one(found: Found, client: Told | None, calls: list[Call], books: list[Entry
     estimated = sum(entry.how != "exact" for entry in books)
     found.exact += exact.total()
     found.estimated += estimated
-    risky = 0
+    unsaved = sum(name == id_ for death in {d.at: d for d in deaths}.values() for name, _ in death.unsaved)
+    what = f"{id_}: {calls}, books {books}, content {client.content}, {deaths}, {unsaved} in memory only"
+    due = len(deaths) - unsaved
+    if estimated < due:
+        found.lost.append(f"{what}: was reserved on disk")
+        return
     for call in calls:
-        ended = call.ended or float("inf")
-        kill = _killed(kills, client.sent, ended + MARGIN)
         counts = (call.prompt, call.completion) if call.how == "whole" else (0, 0)
         if call.how != "cut" and exact[counts]:
             exact[counts] -= 1
-        elif kill is None and not client.gave_up:
-            if len(books) < len(calls):
-                found.lost.append(f"{id_}: {call}, books {books}")
-            else:
-                found.wrong.append(f"{id_}: {call}, books {books}")
             continue
+        found.at_risk += bool(deaths)
+        if estimated and (due > 0 or client.gave_up):
+            estimated -= 1
+            due -= 1
+            if deaths and call.how == "whole":
+                found.window = max(found.window, deaths[-1].at - call.ended)
+        elif call.how == "cut" and exact[0, 0] and client.gave_up:
+            exact[0, 0] -= 1
+        elif unsaved and not client.content:
+            unsaved -= 1
+            found.gone += 1
+            found.no_trace.append((id_, call.began, call.ended, deaths[-1].at))
         else:
-            risky += 1
-            if estimated:
-                estimated -= 1
-                found.window = max(found.window, kill - ended if kill is not None and call.how == "whole" else 0.0)
-            elif exact[0, 0] and call.how == "cut":
-                exact[0, 0] -= 1  # the engine was gone for the gateway before it was killed
-            elif client.content or _began_before(kills, call):
-                found.lost.append(f"{id_}: {call}, content {client.content}")
-            else:
-                found.gone += 1
-    found.at_risk += risky
+            (found.lost if len(books) < len(calls) else found.wrong).append(what)
+            return
     left = exact.total() + estimated
     # One that was reserved and not sent at the kill has an estimate and no call. After a whole answer nothing is tried.
-    killed = _killed(kills, client.sent, (client.end or float("inf")) + MARGIN) is not None
-    unsent = (killed or client.gave_up) and all(call.how != "whole" for call in calls)
+    unsent = (due > 0 or client.gave_up) and all(call.how != "whole" for call in calls)
     if left > (1 if unsent and (estimated or (client.gave_up and exact[0, 0])) else 0):
-        where = found.double if len(books) > len(calls) else found.wrong
-        where.append(f"{id_}: {calls}, books {books}")
-
-
-def _began_before(kills: list[float], call: Call) -> bool:
-    """It was under way for so long at the kill that its reservation was on disk."""
-    kill = _killed(kills, call.began, (call.ended or float("inf")) + MARGIN)
-    return kill is not None and kill - call.began > MARGIN
+        (found.double if len(books) > len(calls) else found.wrong).append(what)

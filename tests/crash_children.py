@@ -6,15 +6,19 @@ The program is the real one; three things of it are changed from outside, here. 
 Segments of a journal are small, so that they are begun and removed all the time. And the journal gets a disk that ends
 the process by SIGKILL before, within or after a call, as does the database around a commit: instants chosen by a clock
 would rarely fall between a write and its fsync; these always do. What a process does next is in the folder's
-`plan.json`; each death leaves a line in its `deaths`.
+`plan.json`; each death leaves a line in its `deaths`. That of a worker leaves one in `memory` besides: what its journal
+had not on disk at that instant, which nobody can know afterwards (`crash_books.Death`). Its next life keeps the
+segments that it finds (`kept`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +41,8 @@ class Fate:
         plan: list[tuple[str, str, int, bool]] = json.loads((self.folder / "plan.json").read_text())[who]
         lives = sum(line.split()[0] == who for line in deaths(self.folder))
         self.call, self.when, self.n, self.tree = plan[lives] if lives < len(plan) else ENDLESS
+        self.lives = lives
+        self.last_words: Callable[[], dict[str, Any]] | None = None
 
     def comes(self, call: str, when: str) -> bool:
         """Whether it ends here. The last `when` of a call counts it."""
@@ -48,9 +54,12 @@ class Fate:
         return found
 
     def die(self) -> NoReturn:
-        line = f"{self.who} {time.monotonic():.6f} {self.call} {self.when} {'tree' if self.tree else self.who}\n"
-        fd = os.open(self.folder / "deaths", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.write(fd, line.encode())
+        words = self.last_words() if self.last_words is not None else None
+        now = time.monotonic()
+        if words is not None:
+            words |= {"at": now, "wall": time.time(), "call": self.call, "when": self.when}
+            self._leave("memory", json.dumps(words))
+        self._leave("deaths", f"{self.who} {now:.6f} {self.call} {self.when} {'tree' if self.tree else self.who}")
         if self.tree:
             parent = os.getppid()
             family = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
@@ -58,6 +67,11 @@ class Fate:
                 os.kill(pid, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("still alive")
+
+    def _leave(self, name: str, line: str) -> None:
+        fd = os.open(self.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(fd, f"{line}\n".encode())
+        os.close(fd)
 
     def point(self, call: str, when: str) -> None:
         if self.comes(call, when):
@@ -80,25 +94,35 @@ def _serve() -> None:
 
 
 def _worker() -> None:
-    from forebay.gateway import worker
+    import msgspec
+
+    from forebay.gateway import booking, worker
+    from forebay.ledger.entries import Record, Reserved, Settled
     from forebay.ledger.journal import Journal, Tuning
     from forebay.ledger.journal_disk import Disk
 
     fate = Fate("worker")
 
     class Mortal(Disk):
+        """`opening`: what is written is a segment that cannot be seen yet. `written`: the group is in the kernel."""
+
+        opening = written = False
+
         def create(self, path: Path) -> int:
+            self.opening, self.written = True, False
             fate.point("create", "before")
             fd = super().create(path)
             fate.point("create", "after")
             return fd
 
         def write(self, fd: int, data: memoryview) -> int:
+            self.written = False
             fate.point("write", "before")
             if fate.comes("write", "half"):
                 super().write(fd, data[: len(data) // 2])
                 fate.die()
             done = super().write(fd, data)
+            self.written = not self.opening
             fate.point("write", "after")
             return done
 
@@ -110,6 +134,7 @@ def _worker() -> None:
         def rename(self, old: Path, new: Path) -> None:
             fate.point("rename", "before")
             super().rename(old, new)
+            self.opening, self.written = False, True
             fate.point("rename", "after")
 
         def sync_folder(self, folder: Path) -> None:
@@ -117,13 +142,58 @@ def _worker() -> None:
             super().sync_folder(folder)
             fate.point("sync_folder", "after")
 
-    opened = Journal.open
+    class Watched(Journal):
+        """From `last_words` on nothing is reserved or settled: the loop stands still until the process is gone."""
 
-    def mortal(folder: Path, **named: Any) -> Journal:
-        return opened(folder, **named, disk=Mortal(), tuning=Tuning(segment_bytes=SEGMENT))
+        def __init__(self, *args: Any, disk: Mortal, **named: Any) -> None:
+            super().__init__(*args, disk=disk, **named)
+            self._mortal = disk
+            self._taking = threading.Lock()
+            self._said: dict[int, tuple[str, float]] = {}
+            fate.last_words = self.last_words
 
-    Journal.open = mortal  # type: ignore[method-assign]
+        @classmethod
+        def open(cls, folder: Path, **named: Any) -> Journal:
+            _keep(folder, fate)
+            return super().open(folder, **named, disk=Mortal(), tuning=Tuning(segment_bytes=SEGMENT))
+
+        def reserve(self, reserved: Reserved) -> int:
+            with self._taking:
+                self._said[reserved.seq] = (reserved.id, time.monotonic())
+                return super().reserve(reserved)
+
+        def settle(self, settled: Settled) -> int:
+            with self._taking:
+                return super().settle(settled)
+
+        def last_words(self) -> dict[str, Any]:
+            self._taking.acquire()
+            flying = self._flying
+            parts = [*(flying.parts if flying is not None and not self._mortal.written else ()), *self._parts]
+            records = [decode(part) for part in parts]
+            reserved = {record.seq for record in records if isinstance(record, Reserved)}
+            settled = {record.seq for record in records if isinstance(record, Settled)}
+            said = self._said
+            return {
+                "unsaved": [said[seq] for seq in said if seq in reserved],
+                "unsettled": [said[seq][0] for seq in said if seq in self._open or seq in settled],
+            }
+
+    decode = msgspec.msgpack.Decoder(Record).decode
+    vars(booking)["Journal"] = Watched
     worker.main()
+
+
+def _keep(folder: Path, fate: Fate) -> None:
+    """The segments that there are, under a second name: nobody writes to them again."""
+    from forebay.ledger.journal_format import segment_file, segments
+
+    if folder.exists() and (there := segments(folder)):
+        kept = fate.folder / "kept" / f"before-{fate.lives}"
+        kept.mkdir(parents=True, exist_ok=True)
+        for n in there:
+            with contextlib.suppress(FileNotFoundError):  # whoever ingests removes them
+                os.link(segment_file(folder, n), segment_file(kept, n))
 
 
 def _admin() -> None:

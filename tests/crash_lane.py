@@ -17,13 +17,17 @@ from typing import Any
 import psutil
 from benchmarks.common import free_port, get
 
-from crash_books import Found, compare
+from crash_books import Found, compare, deaths_of_workers
 from crash_children import deaths
 from crash_load import MODEL, Clients, Engine
+from crash_trace import trace
 from forebay.ledger.database import Database
+from forebay.state.messages import journal_folder
 
 KEYS = [f"crash-campaign-key-{i:02}-0123456789" for i in range(5)]
 TESTS = Path(__file__).parent
+TRACED = 20
+"""Requests that are explained, at most."""
 Plan = dict[str, list[tuple[str, str, int, bool]]]
 """What each life of a worker and of an admin process ends at (`crash_children.Fate`)."""
 
@@ -168,20 +172,22 @@ class Lane:
             wrong.append(f"{self.name}: serve ended with {self.process.returncode}")
         for command in ("verify", "status"):
             wrong += await asyncio.to_thread(self._ledger, command)
-        kills = sorted(float(line.split()[1]) for line in deaths(self.folder) if line.split()[0] == "worker")
+        last_words = deaths_of_workers(self.folder)
         database = Database(self.url, self.state)
         try:
-            found = compare(self._clients.told, self._engine.calls, database, self.stem, kills)
+            found = compare(self._clients.told, self._engine.calls, database, self.stem, last_words)
         finally:
             database.close()
+        for id_ in found.failing()[:TRACED]:
+            calls = self._engine.calls.get(id_, [])
+            journal = journal_folder(self.state, 0)
+            found.traces[id_] = trace(self.folder, journal, id_, self._clients.told, calls, last_words)
         for name, which in (("lost", found.lost), ("double", found.double), ("wrong", found.wrong)):
             wrong += [f"{self.name}: {name}: {one}" for one in which[:10]]
         if found.open:
             wrong.append(f"{self.name}: {found.open} attempts are open")
-        if found.estimated > found.at_risk + len(kills):
-            wrong.append(f"{self.name}: {found.estimated} estimates, {found.at_risk} were at risk")
         unanswered = [t for t in self._clients.told if not t.whole and t.status not in (-1, 502)]
-        if not kills and unanswered:
+        if not deaths(self.folder) and unanswered:
             wrong.append(f"{self.name}: {len(unanswered)} requests were not answered: {unanswered[:5]}")
         return found, wrong
 

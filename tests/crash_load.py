@@ -183,7 +183,7 @@ class Clients:
                     answer += got
                     if not told.status and b"\r\n\r\n" in answer:
                         told.status = int(answer.split(b" ", 2)[1])
-                    told.content = told.status == 200 and not answer.endswith(b"\r\n\r\n")
+                    told.content = told.status == 200 and bool(answer.partition(b"\r\n\r\n")[2])
         ended = b"data: [DONE]" if stream else b'"usage"'
         told.whole = told.status == 200 and ended in answer
         told.gave_up = patience.expired()

@@ -67,6 +67,21 @@ def test_books_what_the_journal_holds(admin: Admin, worker: FakeWorker, books: P
     assert len(segments(books)) == 1  # what is booked whole is removed
 
 
+def test_what_hangs_is_left_behind_all_at_once(admin: Admin, worker: FakeWorker, books: Path) -> None:
+    """Each in turn would take longer than the supervisor waits."""
+    on_a_loop(write)(books, 5)
+    admin.start()
+    eventually(lambda: settled(admin) == 5)
+    other = sqlite3.connect(database_file(admin.state_dir), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    on_a_loop(write)(books, 5, "boot-2")
+    assert admin.kill(signal.SIGTERM) == 0
+    assert "what hangs is left behind" in admin.log.read_text()
+    other.close()
+    admin.start()
+    eventually(lambda: settled(admin) == 10)
+
+
 def test_goes_on_where_it_was_killed_and_a_damaged_journal_stops_no_other(
     admin: Admin, worker: FakeWorker, books: Path
 ) -> None:

@@ -11,6 +11,9 @@ in the process of the clients.
    before or after a commit or the removal of a segment. The processes do it themselves (`crash_children`).
 2. Databases and disks that fail for a while, nobody killed but PostgreSQL: requests go on, the alarm is set and
    cleared, and every attempt is in the books exactly.
+
+A worker's journal says as it dies what it had in memory only (`crash_books.Death`): that alone may be missing. Of the
+first calls that fell short the results have all that is known (`crash_trace`); the lane's folder is kept beside them.
 """
 
 from __future__ import annotations
@@ -19,18 +22,19 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.common import BenchError, env_flag, env_int, env_names, run, verdict, write_results
+from benchmarks.common import RESULTS, BenchError, env_flag, env_int, env_names, run, verdict, write_results
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from crash_books import MARGIN, Found
+from crash_books import Found, deaths_of_workers
 from crash_children import deaths
 from crash_faults import Fault, Outcome, faults_of
 from crash_lane import Lane, Plan, Stuck
@@ -125,12 +129,17 @@ def books_table(books: dict[str, Found]) -> Table:
         "no trace",
     ):
         table.add_column(name, justify="right")
-    for name in ("lost", "double", "wrong", "open", "longest unsettled"):
+    for name in ("lost", "double", "wrong", "open", "longest unsettled", "longest unsaved"):
         table.add_column(name, justify="right")
     for name, b in books.items():
         numbers = [b.requests, b.gave_up, b.calls, b.entries, b.exact, b.estimated, b.at_risk, b.gone]
         numbers += [len(b.lost), len(b.double), len(b.wrong), b.open]
-        table.add_row(name, *(f"{n:,}" for n in numbers), f"{b.window * 1000:.0f} ms")
+        table.add_row(
+            name,
+            *(f"{n:,}" for n in numbers),
+            f"{b.window * 1000:.0f} ms",
+            f"{max(b.unsaved, default=0) * 1000:.0f} ms",
+        )
     return table
 
 
@@ -156,6 +165,11 @@ def faults_table(outcomes: list[Outcome]) -> Table:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} s"
+
+
+def _sockets(folder: str, names: list[str]) -> list[str]:
+    """Cannot be copied."""
+    return [name for name in names if (Path(folder) / name).is_socket()]
 
 
 async def campaign(here: Path, stack: contextlib.ExitStack, console: Console) -> int:
@@ -193,15 +207,23 @@ async def campaign(here: Path, stack: contextlib.ExitStack, console: Console) ->
         "n": n,
         "seed": seed,
         "rate": rate,
-        "margin_seconds": MARGIN,
         "seconds": seconds,
         "deaths": {" ".join(where): count for where, count in sorted(counts.items())},
+        "deaths_of_workers": {
+            lane.name: [(d.at, d.wall, f"{d.when} {d.call}") for d in deaths_of_workers(lane.folder)] for lane in lanes
+        },
         "starts_of_the_tree": {lane.name: lane.starts for lane in lanes},
         "books": {name: {f: getattr(b, f) for f in b.__dataclass_fields__} for name, b in books.items()},
         "faults": [{f: getattr(o, f) for f in o.__dataclass_fields__} for o in outcomes],
         "fell_short": wrong,
     }
     console.print(f"{write_results('crash', figures)}, SEED={seed}, {seconds:.0f} s")
+    for lane in lanes:
+        if any(line.startswith(f"{lane.name}: ") for line in wrong):
+            kept = shutil.copytree(
+                lane.folder, RESULTS / f"crash-kept-{lane.stem}", dirs_exist_ok=True, ignore=_sockets
+            )
+            console.print(f"{kept}: its state directory, logs and journals")
     return verdict(wrong)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crash_books import MARGIN, Entry, compared
+from crash_books import Death, Entry, compared
 from crash_load import Call, Told
 
 BEGAN, ENDED = 100.0, 101.0
@@ -12,42 +12,52 @@ EXACT = Entry("exact", "ok", (30, 12), 0.0)
 NOTHING = Entry("exact", "engine_error", (0, 0), 0.0)
 ESTIMATED = Entry("estimated", "internal", (28, 9), 0.0)
 OFF_BY_ONE = Entry("exact", "ok", (30, 11), 0.0)
-UNDER_WAY, LATER, AFTER = 100.9, ENDED + 0.9 * MARGIN, ENDED + 1.1 * MARGIN
+OTHERS = Death(BEGAN + 0.6, unsaved=[("b-1", BEGAN + 0.59)], unsettled=["b-1", "b-2"])
+IN_MEMORY = Death(BEGAN + 0.1, unsaved=[("a-1", BEGAN)], unsettled=["a-1"])
+ON_DISK = Death(BEGAN + 0.9, unsettled=["a-1"])
+TWICE = Death(BEGAN + 0.9, unsaved=[("a-1", BEGAN)], unsettled=["a-1", "a-1"])
+BEFORE_IT_WAS_READ = Death(BEGAN - 0.001, unsaved=[("a-1", BEGAN - 0.002)], unsettled=["a-1"])
 
 
 @pytest.mark.parametrize(
-    ("how", "books", "kill", "content", "expected"),
+    ("how", "books", "deaths", "content", "expected"),
     [
-        ("whole", [EXACT], None, True, ""),
-        ("whole", [], None, True, "lost"),
-        ("whole", [EXACT, EXACT], None, True, "double"),
-        ("whole", [EXACT, ESTIMATED], None, True, "double"),
-        ("whole", [OFF_BY_ONE], None, True, "wrong"),
-        ("whole", [ESTIMATED], None, True, "wrong"),
-        ("failed", [NOTHING], None, False, ""),
-        ("failed", [EXACT], None, False, "wrong"),
-        ("whole", [ESTIMATED], LATER, True, ""),
-        ("whole", [EXACT], LATER, True, ""),
-        ("whole", [EXACT, ESTIMATED], LATER, True, "double"),
-        ("failed", [NOTHING, ESTIMATED], LATER, False, ""),
-        ("whole", [ESTIMATED, ESTIMATED, ESTIMATED], LATER, True, "double"),
-        ("whole", [ESTIMATED], AFTER, True, "wrong"),
-        ("whole", [], AFTER, True, "lost"),
-        ("cut", [ESTIMATED], UNDER_WAY, True, ""),
-        ("cut", [], UNDER_WAY, True, "lost"),
-        ("cut", [], UNDER_WAY, False, "lost"),
-        ("cut", [], BEGAN + 0.1, False, ""),
-        ("cut", [], BEGAN + 0.1, True, "lost"),
+        ("whole", [EXACT], [], True, ""),
+        ("whole", [], [], True, "lost"),
+        ("whole", [EXACT, EXACT], [], True, "double"),
+        ("whole", [EXACT, ESTIMATED], [], True, "double"),
+        ("whole", [OFF_BY_ONE], [], True, "wrong"),
+        ("whole", [ESTIMATED], [], True, "wrong"),
+        ("failed", [NOTHING], [], False, ""),
+        ("failed", [EXACT], [], False, "wrong"),
+        ("whole", [EXACT], [OTHERS], True, ""),
+        ("whole", [ESTIMATED], [OTHERS], True, "wrong"),
+        ("cut", [], [OTHERS], False, "lost"),
+        ("whole", [ESTIMATED], [ON_DISK], True, ""),
+        ("whole", [EXACT], [ON_DISK], True, "lost"),
+        ("whole", [EXACT, ESTIMATED], [ON_DISK], True, "double"),
+        ("failed", [NOTHING, ESTIMATED], [ON_DISK], False, ""),
+        ("cut", [ESTIMATED], [ON_DISK], True, ""),
+        ("cut", [], [ON_DISK], True, "lost"),
+        ("cut", [], [ON_DISK], False, "lost"),
+        ("cut", [], [IN_MEMORY], False, ""),
+        ("cut", [], [IN_MEMORY], True, "lost"),
+        ("cut", [ESTIMATED], [IN_MEMORY], False, "wrong"),
+        ("cut", [ESTIMATED], [TWICE], False, ""),
+        ("cut", [], [TWICE], False, "lost"),
+        ("whole", [], [BEFORE_IT_WAS_READ], False, ""),
+        ("whole", [], [BEFORE_IT_WAS_READ, OTHERS], False, ""),
     ],
 )
 def test_names_what_is_lost_double_or_wrong(
-    how: str, books: list[Entry], kill: float | None, content: bool, expected: str
+    how: str, books: list[Entry], deaths: list[Death], content: bool, expected: str
 ) -> None:
     client = Told("a-1", BEGAN - 0.1, ENDED, 200, content, how == "whole")
     calls = {"a-1": [Call("a-1", 30, 12, BEGAN, ENDED, how)]}
-    found = compared([client], calls, {"a-1": books}, [] if kill is None else [kill])
+    found = compared([client], calls, {"a-1": books}, deaths)
     named = [name for name in ("lost", "double", "wrong") if getattr(found, name)]
     assert named == ([expected] if expected else [])
+    assert found.failing() == (["a-1"] if expected else [])
 
 
 def test_an_entry_of_nobody_is_wrong() -> None:

@@ -10,6 +10,7 @@ Reports read the database on threads and a pool of their own: one that takes lon
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -34,6 +35,7 @@ SLACK: Final = 65_536
 """Bytes of journals that a report need not mention: they are booked within a moment."""
 
 T = TypeVar("T")
+_log = logging.getLogger("forebay.admin")
 
 
 class UsageReports:
@@ -84,7 +86,10 @@ class UsageReports:
 
     async def close(self) -> None:
         """A report that hangs is left behind."""
-        await self._call(self._own, self._books.close, OWN)
+        try:
+            await self._call(self._own, self._books.close, OWN)
+        except Unavailable as e:
+            _log.warning("usage: the database was left open: %s", e)
 
     async def _call(self, threads: Threads, call: Callable[[], T], within: float) -> T:
         def explained() -> T:
