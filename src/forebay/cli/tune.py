@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from forebay.plan.simulate_files import Outputs
     from forebay.plan.tune.search import Progress
+    from forebay.plan.tune.trial import Problem
 
 REPORT = "forebay-tuning.html"
 
@@ -87,6 +88,14 @@ def command(
         int, typer.Option(metavar="N", help="Draws (of a trace: parts) that the last rounds are made with.")
     ] = 4,
     seed: Annotated[int, typer.Option(help="Other draws of a made-up workload.")] = 0,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send the traffic as it is to a server that runs the best setting: predicted beside measured.",
+        ),
+    ] = None,
+    verify_requests: Annotated[int, typer.Option(metavar="N", help="Requests that --verify sends.")] = 200,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what the profile does not cover.")] = False,
     out: Annotated[
         str | None,
@@ -113,7 +122,10 @@ def command(
     from forebay.plan.tune.run import run
     from forebay.plan.tune.space import TuneError
 
+    failed = False
     try:
+        if verify is not None:
+            _reachable(verify, verify_requests)
         asked = Asked(
             workload=workload, model=model, gpu=gpu, gpus=gpus, profile=profile, slo_ttft=slo_ttft,
             slo_ttft_per_1k=slo_ttft_per_1k, slo_tpot=slo_tpot, attainment=attainment, tries=tuple(tries or ()),
@@ -131,7 +143,13 @@ def command(
         raise typer.Exit(2) from None
     if document is None:
         raise typer.Exit(130)
-    failed, written = False, []
+    if verify is not None and not document["interrupted"]:
+        try:
+            document["verified"] = _verify(verify, wish.problem, document["best"]["setting"], verify_requests)
+        except TuneError as e:
+            _complain(e)
+            failed = True
+    written = []
     try:
         for path in _write(document, files):
             written.append(path)  # noqa: PERF402 - those before the one that fails
@@ -145,6 +163,31 @@ def command(
         raise typer.Exit(2)
     if document["interrupted"]:
         raise typer.Exit(130)
+
+
+def _reachable(url: str, requests: int) -> None:
+    """What is wrong with --verify is said before the search. Raises TuneError."""
+    from forebay.plan.target import LoadError, Target
+    from forebay.plan.tune.space import TuneError
+
+    if not 1 <= requests <= 100_000:
+        raise TuneError(f"--verify-requests must be at least 1 and at most 100,000, not {requests}")
+    try:
+        Target.parse(url)
+    except LoadError as e:
+        raise TuneError(f"--verify: {e}") from None
+
+
+def _verify(url: str, problem: Problem, best: dict[str, Any], requests: int) -> dict[str, Any]:
+    import uvloop
+
+    from forebay.plan.load.measure import Watch
+    from forebay.plan.tune.space import Setting
+    from forebay.plan.tune.verify import verify
+
+    setting = Setting(**{name: value for name, value in best.items() if name != "gpus"})
+    key = os.environ.get("FOREBAY_API_KEY") or None
+    return uvloop.run(verify(url, problem, setting, requests, key, Watch()))
 
 
 def _outputs(

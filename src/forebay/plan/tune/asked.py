@@ -135,7 +135,10 @@ def wish_of(asked: Asked) -> Wish:
         price=asked.price,
         windows=windows,
     )
-    gpus = asked.gpus or today.get("tp", 8)
+    gpus = asked.gpus or today.get("tp", 1 if asked.profile else 8)
+    if asked.profile is not None:  # what it was measured with holds for it alone
+        given.setdefault("tp", (int(today.get("tp", 1)),))
+        given.setdefault("gpu_memory_utilization", (Wanted().gpu_memory_utilization,))
     if asked.compare:
         for name, value in today.items():
             given.setdefault(name, (value,))

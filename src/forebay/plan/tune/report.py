@@ -36,7 +36,7 @@ def html(document: Mapping[str, Any]) -> str:
         warnings=_warnings(document),
         cards=_cards(document),
         legend=_legend(document),
-        table=_table(document) + _commands(document),
+        table=_verified(document) + _table(document) + _commands(document),
         settings=_settings(document),
         figures=figures(document),
     )
@@ -218,6 +218,34 @@ def _compared(document: Mapping[str, Any]) -> str:
     return f"<table><thead><tr><td>Side by side</td>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
+VERIFIED: Final = ("", "predicted", "measured", "off by")
+
+
+def _verified_rows(verified: Mapping[str, Any]) -> list[list[str]]:
+    out = []
+    for row in verified["rows"]:
+        name = row["name"]
+        write = words.late if name.endswith("_s") and "per" not in name else words.tokens
+        write = words.share if name == "within_slo" else write
+        off = "–" if row["off"] is None else f"{row['off']:+.1%}"
+        title = name.removesuffix("_s").replace("_per", "/s").replace("_", " ")
+        out.append([title, write(row["predicted"]), write(row["measured"]), off])
+    return out
+
+
+def _verified(document: Mapping[str, Any]) -> str:
+    if (verified := document.get("verified")) is None:
+        return ""
+    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in VERIFIED[1:])
+    rows = "".join(
+        f'<tr><th scope="row">{_text(name)}</th>' + "".join(f"<td>{_text(cell)}</td>" for cell in rest) + "</tr>"
+        for name, *rest in _verified_rows(verified)
+    )
+    notes = "".join(f'<tr><th scope="row">{_text(note)}</th></tr>' for note in verified["notes"])
+    title = f"<td>{_text(verified['url'])}</td>"
+    return f"<table><thead><tr>{title}{head}</tr></thead><tbody>{rows}{notes}</tbody></table>"
+
+
 def _commands(document: Mapping[str, Any]) -> str:
     out = []
     for command in document.get("commands", ()):
@@ -294,6 +322,15 @@ def print_summary(document: Mapping[str, Any], console: Console) -> None:
         if (fewest := best.get("fewest")) is not None:
             line += f"; {fewest['setting']['engines']} engines ({fewest['setting']['gpus']} GPUs) are enough for it"
         say(line)
+    if (verified := document.get("verified")) is not None:
+        table = Table(title=f"Predicted and measured, {verified['url']}", title_justify="left", title_style="bold")
+        for column in VERIFIED:
+            table.add_column(column, justify="right" if column else "left")
+        for cells in _verified_rows(verified):
+            table.add_row(*(literal(shown(cell, MOST)) for cell in cells))
+        console.print(table)
+        for note in verified["notes"]:
+            say(f"note: {note}", "yellow")
     for command in document.get("commands", ()):
         say(f"{command['engine']} {command['role']}:", "bold")
         if command["command"]:

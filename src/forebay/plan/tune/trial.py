@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
@@ -89,6 +89,10 @@ class Point:
     refused: float
     """Share of requests longer than max_model_len or the KV cache."""
     requests: int
+    seconds: float
+    """To the last end."""
+    output_tokens: int
+    """Of all requests that finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +258,8 @@ def _point(cluster: Cluster, setup: Setup, speed: float, dollars_per_hour: float
         preemptions=sum(s.preemptions for s in stats),
         refused=1 - float(done.sum()) / n,
         requests=n,
+        seconds=cluster.seconds,
+        output_tokens=int(rows.output[done].sum()),
     )
 
 
@@ -263,7 +269,3 @@ def _percentiles(values: Any) -> Latency:
     if not len(seen):
         return {"p50": math.nan, "p95": math.nan, "p99": math.nan}
     return {f"p{p}": float(seen[max(0, math.ceil(len(seen) * p / 100) - 1)]) for p in (50, 95, 99)}
-
-
-def at_speed(problem: Problem, speed: float) -> Problem:
-    return replace(problem, base=replace(problem.base, speed=speed))
