@@ -200,7 +200,7 @@ def _unavailable(wanted: Wanted, e: Exception) -> Unavailable:
 
 def _shipped(model: ModelShape, folder: Path) -> Path | None:
     """The package's own description of this very shape, which says more than a shape does."""
-    from .catalogue import BadConfig, from_config
+    from .configs import BadConfig, from_config
 
     for path in sorted(folder.glob("*_config.json"), key=lambda p: (len(p.name), p.name)):
         other = path.with_name(path.name.replace("_config.json", "_hf_quant_config.json"))

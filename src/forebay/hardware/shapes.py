@@ -78,10 +78,35 @@ class ModelShape:
     max_context: int = 131_072
     dtype: str = "bf16"
     """What the published weights are stored in."""
+    window: int = 0
+    """Tokens that a layer with sliding-window or chunked local attention looks back; only those stay in its cache."""
+    window_layers: int = 0
+    """Of `layers`, those with the window."""
+    linear_layers: int = 0
+    """Of `layers`, those without attention (Mamba, gated DeltaNet, short convolutions): a state of one size a sequence
+    in place of a KV cache that grows."""
+    linear_each: int = 0
+    """Weights of the mixer of one linear layer."""
+    state_bytes: int = 0
+    """State of one sequence in one linear layer, all ranks together."""
+    norms: int = 2
+    """RMS norms of the hidden size in a layer (Gemma 2 and 3: 4)."""
+    extra: int = 0
+    """Weights beside layers, embedding and LM head that no quantisation touches: a vision tower."""
 
     @property
     def moe(self) -> bool:
         return self.experts > 0
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that have a KV cache."""
+        return self.layers - self.linear_layers
+
+    @property
+    def full_layers(self) -> int:
+        """Layers whose KV cache grows with every token."""
+        return self.layers - self.linear_layers - self.window_layers
 
     @property
     def moe_layers(self) -> int:
@@ -111,10 +136,9 @@ class ModelShape:
         """Weights of all routed experts, the part that gpt-oss quantises."""
         return self.moe_layers * self.experts * self.mlp_parameters(self.moe_intermediate)
 
-    def _norms(self) -> int:
-        each = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        each += self.kv_lora_rank + self.q_lora_rank
-        return self.layers * each + self.hidden
+    def norm_parameters(self) -> int:
+        attention = (2 * self.head_dim if self.qk_norm else 0) + self.kv_lora_rank + self.q_lora_rank
+        return self.layers * self.norms * self.hidden + self.attention_layers * attention + self.hidden
 
     def linear_parameters(self, experts: int | None = None) -> int:
         """Weights of the layers' matrices, with `experts` routed experts a layer (default: all of them)."""
@@ -123,18 +147,20 @@ class ModelShape:
         routed = chosen * self.mlp_parameters(self.moe_intermediate)
         shared = self.shared_experts * self.mlp_parameters(self.moe_intermediate)
         moe = self.moe_layers * (routed + shared + self.router_parameters())
-        return self.layers * self.attention_parameters() + dense + moe
+        mixers = self.attention_layers * self.attention_parameters() + self.linear_layers * self.linear_each
+        return mixers + dense + moe
 
     def embedding_parameters(self) -> int:
         """Embedding and LM head, counted once where tied."""
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
     def parameters(self) -> int:
-        return self.linear_parameters() + self.embedding_parameters() + self._norms()
+        return self.linear_parameters() + self.embedding_parameters() + self.norm_parameters() + self.extra
 
     def active_parameters(self) -> int:
         """Weights that one token passes through, embedding and LM head counted as in `parameters`."""
-        return self.linear_parameters(self.experts_per_token) + self.embedding_parameters() + self._norms()
+        beside = self.embedding_parameters() + self.norm_parameters() + self.extra
+        return self.linear_parameters(self.experts_per_token) + beside
 
     def weight_bytes(self, dtype: str | None = None) -> int:
         """Bytes of the weights. Quantisation leaves embedding, LM head and norms at 2 bytes, as AWQ, GPTQ and vLLM's
@@ -158,11 +184,16 @@ class ModelShape:
 
     def kv_bytes_per_token(self, dtype: str = "bf16", tp: int = 1) -> int:
         """Bytes of KV cache that one token takes on one rank of `tp`. KV heads are copied to every rank where there are
-        fewer than ranks; the latent of MLA is on every rank. Sliding windows are not counted: an upper bound."""
+        fewer than ranks; the latent of MLA is on every rank. Sliding windows are not counted: an upper bound (see
+        `memory.MemoryBudget.kv_bytes`)."""
+        return int(self.attention_layers * self.kv_bytes_per_layer(dtype, tp))
+
+    def kv_bytes_per_layer(self, dtype: str = "bf16", tp: int = 1) -> float:
+        """The same of one layer with attention."""
         each = DTYPE_BYTES[dtype_name(dtype)]
         if self.kv_lora_rank:
-            return int(self.layers * (self.kv_lora_rank + self.rope_head_dim) * each)
-        return int(self.layers * 2 * max(1, -(-self.kv_heads // tp)) * self.head_dim * each)
+            return (self.kv_lora_rank + self.rope_head_dim) * each
+        return 2 * max(1, -(-self.kv_heads // tp)) * self.head_dim * each
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +217,7 @@ class Gpu:
     """Seconds that one small message takes."""
     switched: bool
     """All GPUs of a node reach each other at once (NVLink, Infinity Fabric), and not over PCIe."""
-    example_price: float
+    example_price: float | None
     """USD an hour, an example only: what on-demand hosts asked at `price_date`. Set your own in the configuration."""
     price_date: str
 

@@ -1,0 +1,84 @@
+"""Bytes of a model's weights on one GPU of a deployment, part by part."""
+
+from __future__ import annotations
+
+from .shapes import DTYPE_BYTES, ModelShape
+
+SIXTEEN = 2.0
+"""Bytes a weight that no quantisation touches."""
+_VOCAB_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of this (model_executor/layers/vocab_parallel_embedding.py)."""
+
+
+def stage_layers(layers: int, pp: int) -> list[int]:
+    """Layers of each pipeline stage as vLLM spreads them (distributed/utils.py, `get_pp_indices`): what is left over
+    goes to the stages before the last, which has the LM head."""
+    each, over = divmod(layers, pp)
+    counts = [each] * pp
+    for i in range(2, over + 2):
+        counts[-i] += 1
+    return counts
+
+
+def element_bytes(dtype: str, group_size: int = 128) -> float:
+    """Bytes of one weight with its share of scales. int4: `group_size` weights share an fp16 scale and a 4-bit zero
+    (AutoAWQ, AutoGPTQ)."""
+    if dtype == "int4":
+        return (4 + 20 / group_size) / 8
+    return DTYPE_BYTES[dtype]
+
+
+def rank_weights(
+    model: ModelShape,
+    dtype: str,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    layers: int | None = None,
+    group_size: int = 128,
+    first: bool = True,
+    last: bool = True,
+) -> dict[str, int]:
+    """Bytes by part of one rank: of `tp` that split the matrices, and of `ep` that share the experts, with `layers` of
+    the model's; `first`, `last`: whether it has embedding and LM head. KV heads that are fewer than the ranks, latent
+    projections of MLA, routers and norms are on every rank; mxfp4 is of routed experts alone."""
+    each = element_bytes(dtype, group_size)
+    plain = min(each, SIXTEEN) if dtype != "fp32" else each
+    # what no quantisation touches
+    high = max(each, SIXTEEN)
+    linear = high if dtype == "mxfp4" and model.moe else plain
+    count = model.layers if layers is None else layers
+    share = count / model.layers
+    parts = {
+        "attention": model.attention_layers * share * attention_on_rank(model, tp) * linear,
+        "linear attention": model.linear_layers * share * model.linear_each / tp * linear,
+        "MLP": (model.layers - model.moe_layers) * share * model.mlp_parameters(model.intermediate) / tp * linear,
+    }
+    if model.moe:
+        ranks = max(tp, ep)
+        one = model.mlp_parameters(model.moe_intermediate)
+        parts["experts"] = model.moe_layers * share * model.experts * one / ranks * plain
+        parts["shared experts"] = model.moe_layers * share * model.shared_experts * one / tp * linear
+        parts["router"] = model.moe_layers * share * model.router_parameters() * high
+    padded = -(-model.vocab // _VOCAB_PADDING) * _VOCAB_PADDING * model.hidden / tp * high
+    if first or (last and model.tied):
+        parts["embedding"] = padded
+    if last and not model.tied:
+        parts["LM head"] = padded
+    parts["norms"] = model.norm_parameters() * share * high
+    parts["other"] = model.extra / tp * high if first else 0.0
+    return {name: int(size) for name, size in parts.items() if size}
+
+
+def attention_on_rank(model: ModelShape, tp: int) -> float:
+    """Weights of one layer's attention projections on one of `tp` ranks."""
+    heads = model.heads / tp
+    if model.kv_lora_rank:
+        query = heads * (model.head_dim + model.rope_head_dim)
+        q = model.hidden * model.q_lora_rank + model.q_lora_rank * query if model.q_lora_rank else model.hidden * query
+        kv: float = model.hidden * (model.kv_lora_rank + model.rope_head_dim)
+        kv += model.kv_lora_rank * heads * (model.head_dim + model.v_head_dim)
+        return q + kv + heads * model.v_head_dim * model.hidden
+    width: float = (heads + 2 * max(1, -(-model.kv_heads // tp))) * model.head_dim
+    biases: float = (width if model.qkv_bias or model.bias else 0) + (model.hidden if model.bias else 0)
+    return model.hidden * (width + heads * model.head_dim) + biases
