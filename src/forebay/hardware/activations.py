@@ -1,36 +1,75 @@
-"""Memory of a GPU that neither weights nor KV cache can have: estimates of what an engine's profiling run finds."""
+"""Memory of a GPU that neither weights nor KV cache can have: what an engine's profiling run finds.
+
+vLLM 0.19 (v1/worker/gpu_worker.py `determine_available_memory`, gpu_model_runner.py `profile_run`): the allocator's peak
+over a forward pass of `max_num_batched_tokens` and a sampling of `max_num_seqs`, and what is taken outside of it. The
+constants are of start-up logs of vLLM 0.19.0 with Llama-3.1-8B, Qwen2.5-7B and Mixtral-8x7B on H100s (llm-d-planner,
+pull request 205) and with Llama-3.1-8B on an RTX 4090 (LLMServingSim); docs/capacity.md says how near other models
+come.
+"""
 
 from __future__ import annotations
 
-from .shapes import ModelShape
-from .tables import capture_sizes
+from .shapes import Gpu, ModelShape
+from .tables import CAPTURE_SIZES, capture_sizes
+
+_GIB = 1 << 30
+_SAMPLER = 12
+"""Bytes an entry of the logits beside the logits themselves: their copy in 32 bits, probabilities, random numbers."""
+_FORWARD = 4
+"""Tensors of the hidden size that are alive at the peak of a layer."""
+_FIXED = int(0.1 * _GIB)
+_COLLECTIVES_FAST = int(1.85 * _GIB)
+"""Buffers of NCCL, symmetric memory and custom all-reduces between GPUs with NVLink and fp8 units (Hopper and later)."""
+_COLLECTIVES = int(0.3 * _GIB)
+_GRAPHS_FIXED = 0.375 * _GIB
+_GRAPHS_LAYER = 0.0167 * _GIB
 
 
 def activation_bytes(
-    model: ModelShape, *, max_num_batched_tokens: int, max_num_seqs: int, tp: int = 1, last: bool = True
+    model: ModelShape,
+    *,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    last: bool = True,
+    each: float = 2.0,
 ) -> int:
-    """The peak of one rank's allocator beside weights, as vLLM's profiling run finds it before it sizes the cache
-    (vLLM 0.19, vllm/v1/worker/gpu_worker.py `determine_available_memory`, gpu_model_runner.py `profile_run`).
+    """The peak of one rank's allocator beside weights, with activations of `each` bytes: the larger of
 
-    The larger of two peaks, beside two hidden states of `max_num_batched_tokens`: the MLP's gate, up and product; or,
-    on the `last` pipeline stage, the sampler over `max_num_seqs` rows of the vocabulary, with logits in 16 and 32 bits,
-    and 32-bit sorted logits, probabilities and their sum and 64-bit indices of top-p: 26 bytes an entry.
+    - the MLP: gate, up and their product of all tokens, beside 4 tensors of the hidden size;
+    - on the `last` stage the sampler: logits of `max_num_seqs` as they come, in 32 bits, as probabilities and as random
+      numbers, beside the hidden states.
+
+    A model with experts keeps a workspace for the chosen experts of all tokens beside both, a pipeline stage the hidden
+    states that it was sent.
     """
-    hidden = 2 * max_num_batched_tokens * model.hidden * 2
-    width = model.experts_per_token * model.moe_intermediate if model.experts else model.intermediate
-    mlp = max_num_batched_tokens * 3 * max(width, 1) * 2 // tp
-    sampler = max_num_seqs * model.vocab * 26 if last else 0
-    return hidden + max(mlp, sampler)
+    tokens = max_num_batched_tokens
+    hidden = tokens * model.hidden * each
+    mlp = tokens * 3 * model.intermediate / tp * each if model.intermediate and not model.moe else 0.0
+    forward = mlp + _FORWARD * hidden
+    sampler = max_num_seqs * model.vocab * (_SAMPLER + each) + 1.2 * hidden if last else 0.0
+    kept = 2 * hidden if pp > 1 else 0.0
+    if model.moe and not model.bias:  # gpt-oss has kernels of its own, without the workspace
+        width = model.moe_intermediate / (1 if ep > tp else tp)
+        kept += tokens * model.experts_per_token * (max(2 * width, model.hidden) + width) * each
+    return int(max(forward, sampler) + kept) + _FIXED
 
 
-def overhead_bytes(ranks: int) -> int:
-    """What one rank of `ranks` takes outside of PyTorch's allocator: cuBLAS workspaces and loaded kernels, and with
-    more than one NCCL's buffers. Within 1 % of the KV cache of Llama-3.1-8B on an RTX 4090."""
-    return 300_000_000 if ranks == 1 else 500_000_000
+def overhead_bytes(gpu: Gpu, *, tp: int = 1, pp: int = 1) -> int:
+    """What one rank takes outside of PyTorch's allocator: loaded kernels, workspaces of cuBLAS, and between the GPUs of
+    `tp` the buffers of collectives."""
+    if tp == 1:
+        return gpu.reserve if pp == 1 else gpu.reserve // 4
+    fast = gpu.switched and gpu.fp8 is not None
+    return gpu.reserve + (_COLLECTIVES_FAST if fast else _COLLECTIVES)
 
 
-def graph_bytes(model: ModelShape, layers: int, *, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """CUDA graphs of one rank with `layers` of the model: 9 KB a layer and captured size for its kernels' nodes, beside
-    outputs of the largest that all of them share."""
+def graph_bytes(layers: int, *, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """CUDA graphs of one rank with `layers` of the model, for all sizes that are captured."""
     sizes = capture_sizes(max_num_seqs, max_num_batched_tokens)
-    return len(sizes) * layers * 250_000 + (sizes[-1] if sizes else 0) * model.hidden * 4
+    if not sizes:
+        return 0
+    share = len(sizes) / len(CAPTURE_SIZES)
+    return int(_GRAPHS_FIXED * sizes[-1] / CAPTURE_SIZES[-1] + _GRAPHS_LAYER * layers * share)

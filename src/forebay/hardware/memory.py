@@ -85,11 +85,17 @@ class Deployment:
         return dtype_name(self.model.dtype if self.dtype == "auto" else self.dtype)
 
     @property
-    def cache_dtype(self) -> str:
-        if self.kv_dtype != "auto":
-            return dtype_name(self.kv_dtype)
+    def activation_dtype(self) -> str:
         name = self.weights_dtype
         return name if name in ("fp16", "fp32") else "bf16"
+
+    @property
+    def cache_dtype(self) -> str:
+        return self.activation_dtype if self.kv_dtype == "auto" else dtype_name(self.kv_dtype)
+
+    @property
+    def expert_ranks(self) -> int:
+        return self.ep or self.tp * self.dp
 
     @property
     def context(self) -> int:
@@ -294,7 +300,7 @@ def _stage(d: Deployment, stage: int, layers: int) -> MemoryBudget:
         d.model,
         d.weights_dtype,
         tp=d.tp,
-        ep=d.ep or d.tp * d.dp,
+        ep=d.expert_ranks,
         layers=layers,
         group_size=d.group_size,
         first=stage == 0,
@@ -302,9 +308,11 @@ def _stage(d: Deployment, stage: int, layers: int) -> MemoryBudget:
     )
     weights = sum(parts.values())
     sizes = {"max_num_batched_tokens": d.max_num_batched_tokens, "max_num_seqs": d.max_num_seqs}
-    activations = activation_bytes(d.model, **sizes, tp=d.tp, last=last)
-    overhead = overhead_bytes(d.tp * d.pp)
-    graphs = 0 if d.enforce_eager else graph_bytes(d.model, layers, **sizes)
+    activations = activation_bytes(
+        d.model, **sizes, tp=d.tp, pp=d.pp, ep=d.expert_ranks, last=last, each=DTYPE_BYTES[d.activation_dtype]
+    )
+    overhead = overhead_bytes(d.gpu, tp=d.tp, pp=d.pp)
+    graphs = 0 if d.enforce_eager else graph_bytes(layers, **sizes)
     usable = int(d.gpu.memory * d.gpu_memory_utilization)
     free = usable - weights - activations - overhead - (graphs if d.graphs_counted else 0)
     cut = layout(d.model, kv_dtype=d.cache_dtype, tp=d.tp, block_size=d.block_size, share=share)

@@ -220,6 +220,8 @@ class Gpu:
     example_price: float | None
     """USD an hour, an example only: what on-demand hosts asked at `price_date`. Set your own in the configuration."""
     price_date: str
+    reserve: int = 270_000_000
+    """Bytes that an engine takes outside of its allocator, before it talks to another GPU."""
 
     def flops(self, dtype: str) -> float:
         """FLOP/s of matrix products with weights in this dtype. Weight-only 4-bit formats compute in 16 bits."""
