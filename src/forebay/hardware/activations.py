@@ -1,10 +1,10 @@
 """Memory of a GPU that neither weights nor KV cache can have: what an engine's profiling run finds.
 
-vLLM 0.19 (v1/worker/gpu_worker.py `determine_available_memory`, gpu_model_runner.py `profile_run`): the allocator's peak
-over a forward pass of `max_num_batched_tokens` and a sampling of `max_num_seqs`, and what is taken outside of it. The
-constants are of start-up logs of vLLM 0.19.0 with Llama-3.1-8B, Qwen2.5-7B and Mixtral-8x7B on H100s (llm-d-planner,
-pull request 205) and with Llama-3.1-8B on an RTX 4090 (LLMServingSim); docs/capacity.md says how near other models
-come.
+vLLM 0.19 (v1/worker/gpu_worker.py `determine_available_memory`, gpu_model_runner.py `profile_run`): the allocator's
+peak over a forward pass of `max_num_batched_tokens` and a sampling of `max_num_seqs`, and what is taken outside of it.
+The constants are of start-up logs of vLLM 0.19.0 with Llama-3.1-8B, Qwen2.5-7B and Mixtral-8x7B on H100s
+(llm-d-planner, pull request 205) and with Llama-3.1-8B on an RTX 4090 (LLMServingSim); docs/capacity.md says how near
+other models come.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FORWARD = 4
 """Tensors of the hidden size that are alive at the peak of a layer."""
 _FIXED = int(0.1 * _GIB)
 _COLLECTIVES_FAST = int(1.85 * _GIB)
-"""Buffers of NCCL, symmetric memory and custom all-reduces between GPUs with NVLink and fp8 units (Hopper and later)."""
+"""Buffers of NCCL, symmetric memory and custom all-reduces between GPUs that have both NVLink and fp8 units."""
 _COLLECTIVES = int(0.3 * _GIB)
 _GRAPHS_FIXED = 0.375 * _GIB
 _GRAPHS_LAYER = 0.0167 * _GIB

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from .configs import from_config
 from .described import described
@@ -17,7 +20,27 @@ from .models import MODELS
 from .numbers import gpu_from_file, gpu_of, model_of
 from .shapes import Gpu, ModelShape
 
-_SIBLINGS = ("-instruct", "-chat", "-base", "-hf", "-2507", "-fp8", "-awq", "-gptq", "-v0.1", "-v0.2", "-v0.3")
+_STORED: Final = MappingProxyType(
+    {
+        "fp8-dynamic": "fp8",
+        "fp8-static": "fp8",
+        "fp8": "fp8",
+        "nvfp4": "nvfp4",
+        "quantized.w8a8": "int8",
+        "quantized.w4a16": "int4",
+        "gptq-int8": "int8",
+        "gptq-int4": "int4",
+        "awq-int4": "int4",
+        "autoround-int4": "int4",
+        "gptq": "int4",
+        "awq": "int4",
+        "int8": "int8",
+        "int4": "int4",
+    }
+)
+"""Ends of names of quantised models, and the dtype of their weights."""
+_TUNED = ("-instruct", "-chat", "-base", "-hf", "-it")
+_SIBLINGS = (*_TUNED, "-2507", "-v0.1", "-v0.2", "-v0.3")
 """Parts of names that leave the shape as it is."""
 
 
@@ -37,23 +60,29 @@ def _nearest(what: str, asked: str, known: Mapping[str, str]) -> str:
     return f"{what} {asked!r} is unknown; known are {', '.join(dict.fromkeys(known.values()))}"
 
 
-def _plain_model(name: str) -> str:
-    plain = name.strip().lower().replace("_", "-")
-    for part in _SIBLINGS:
-        plain = plain.replace(part, "")
+def _plain_model(name: str, parts: Sequence[str] = _SIBLINGS) -> str:
+    plain = _lower(name)
+    for part in parts:
+        plain = re.sub(rf"{re.escape(part)}(?=-|$)", "", plain)
     return plain
 
 
+def _lower(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
+
+
 def _model_names() -> dict[str, str]:
-    names: dict[str, str] = {}
-    for shape in MODELS:
-        plain = _plain_model(shape.name)
-        names[plain] = shape.name
-        names.setdefault(plain.rpartition("/")[2], shape.name)
-        names.setdefault(plain.replace("meta-llama-", "llama-"), shape.name)
-    for alias, name in MODEL_ALIASES.items():
-        names[_plain_model(alias)] = name
-        names.setdefault(_plain_model(alias).rpartition("/")[2], name)
+    """Names in lower case, whole ones before those with their owner or their siblings' endings left out."""
+    names = {_lower(shape.name): shape.name for shape in MODELS} | {
+        _lower(a): name for a, name in MODEL_ALIASES.items()
+    }
+    for name, target in list(names.items()):
+        names.setdefault(name.rpartition("/")[2], target)
+    for parts in (_TUNED, _SIBLINGS):
+        for name, target in list(names.items()):
+            plain = _plain_model(name, parts)
+            names.setdefault(plain, target)
+            names.setdefault(plain.replace("meta-llama-", "llama-"), target)
     return names
 
 
@@ -67,13 +96,18 @@ def find_model(name: str) -> ModelShape:
 
 
 def find_named(name: str) -> ModelShape:
-    """The shape of a model of the catalogue. Raises `UnknownModel`."""
+    """The shape of a model of the catalogue; of one that is called `…-FP8`, `…-AWQ` and the like, with its weights in
+    that dtype. Raises `UnknownModel`."""
     names = _model_names()
-    plain = _plain_model(name)
-    found = names.get(plain) or names.get(plain.rpartition("/")[2])
-    if found is None:
-        raise UnknownModel(_nearest("model", name.lower(), names) + ", or the path of a config.json")
-    return next(shape for shape in MODELS if shape.name == found)
+    lower = _lower(name)
+    ending = next((end for end in _STORED if lower.endswith("-" + end)), None)
+    whole = lower if ending is None else lower.removesuffix("-" + ending)
+    for asked in dict.fromkeys((whole, _plain_model(whole, _TUNED), _plain_model(whole))):
+        found = names.get(asked) or names.get(asked.rpartition("/")[2])
+        if found is not None:
+            shape = next(shape for shape in MODELS if shape.name == found)
+            return shape if ending is None else replace(shape, dtype=_STORED[ending])
+    raise UnknownModel(_nearest("model", name.lower(), names) + ", or the path of a config.json")
 
 
 def find_any(text: str) -> ModelShape:
@@ -104,15 +138,39 @@ def find_any_gpu(text: str) -> Gpu:
     return find_gpu(text)
 
 
+_BRANDS = frozenset({"nvidia", "amd", "instinct", "geforce", "tesla", "gpu", "hbm2", "hbm2e", "hbm3", "hbm3e"})
+_SIZE = re.compile(r"([0-9]+)(?:g|gb|gib)?")
+_LABEL = 0.12
+"""Part of a label's memory that a driver may keep back (GDDR with error correction keeps 8 %)."""
+
+
 def find_gpu(name: str) -> Gpu:
-    """A GPU by its name, such as `h100_sxm` or `RTX 4090`. Raises `UnknownGpu`."""
+    """A GPU by its name, such as `h100_sxm`, `RTX 4090`, `A100-80G` or what a driver calls it (`NVIDIA
+    A100-SXM4-80GB`). A size must be that of the GPU. Raises `UnknownGpu`."""
     names = {gpu.name: gpu.name for gpu in GPUS} | dict(GPU_ALIASES)
-    plain = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
-    for brand in ("nvidia_", "amd_", "instinct_", "geforce_", "tesla_"):
-        plain = plain.removeprefix(brand)
+    words = [w for w in re.split(r"[-_ ]+", name.strip().lower()) if w and w not in _BRANDS]
+    plain = "_".join(re.sub(r"^(sxm|pcie)[0-9]$", r"\1", w) for w in words)
     found = names.get(plain) or names.get(plain.replace("_", ""))
     if found is None:
-        raise UnknownGpu(_nearest("GPU", name.lower(), names))
+        whole, _, last = plain.rpartition("_")
+        size = _SIZE.fullmatch(last)
+        if size is None:
+            return _gpu_or_nearest(name, None, names)
+        found = names.get(f"{whole}_{size[1]}")
+        if found is None and whole in names:
+            gpu = _gpu_or_nearest(name, names[whole], names)
+            if not (1 - _LABEL) * int(size[1]) <= gpu.memory / 2**30 <= int(size[1]):
+                alike = ", ".join(g.title for g in GPUS if g.name.startswith(gpu.name.split("_")[0]))
+                raise UnknownGpu(f"no GPU {name!r} is known; there are {alike}")
+            return gpu
+    return _gpu_or_nearest(name, found, names)
+
+
+def _gpu_or_nearest(asked: str, found: str | None, names: Mapping[str, str]) -> Gpu:
+    if found is None:
+        raise UnknownGpu(
+            _nearest("GPU", asked.lower(), names) + ", or numbers such as vram=80GB,bandwidth=2TB/s,flops=312T"
+        )
     return next(gpu for gpu in GPUS if gpu.name == found)
 
 

@@ -82,6 +82,10 @@ class ModelShape:
     """Tokens that a layer with sliding-window or chunked local attention looks back; only those stay in its cache."""
     window_layers: int = 0
     """Of `layers`, those with the window."""
+    window_kv_heads: int = 0
+    """Of a layer with the window; 0: as the others."""
+    window_head_dim: int = 0
+    """The same."""
     linear_layers: int = 0
     """Of `layers`, those without attention (Mamba, gated DeltaNet, short convolutions): a state of one size a sequence
     in place of a KV cache that grows."""
@@ -89,6 +93,13 @@ class ModelShape:
     """Weights of the mixer of one linear layer."""
     state_bytes: int = 0
     """State of one sequence in one linear layer, all ranks together."""
+    attention_gate: bool = False
+    """A gate as wide as the queries on the output of attention (Qwen3-Next)."""
+    index_heads: int = 0
+    """Of the indexer of sparse attention (DeepSeek-V3.2), which keeps a key of its own for each token."""
+    index_head_dim: int = 0
+    matrices: int = 3
+    """Of an MLP: gate, up and down, or without the gate 2."""
     norms: int = 2
     """RMS norms of the hidden size in a layer (Gemma 2 and 3: 4)."""
     extra: int = 0
@@ -112,22 +123,40 @@ class ModelShape:
     def moe_layers(self) -> int:
         return self.layers - self.dense_layers if self.experts else 0
 
-    def attention_parameters(self) -> int:
-        """Weights of one layer's attention projections."""
+    def heads_of(self, windowed: bool = False) -> tuple[int, int]:
+        """KV heads and head size of a layer with attention."""
+        if not windowed:
+            return self.kv_heads, self.head_dim
+        return self.window_kv_heads or self.kv_heads, self.window_head_dim or self.head_dim
+
+    def attention_parameters(self, tp: int = 1, *, windowed: bool = False) -> float:
+        """Weights of one layer's attention projections on one of `tp` ranks. KV heads are copied where they are fewer
+        than ranks; the projections to the latents of MLA and its indexer are on every rank."""
+        heads = self.heads / tp
         if self.kv_lora_rank:
-            query = self.heads * (self.head_dim + self.rope_head_dim)
+            query = heads * (self.head_dim + self.rope_head_dim)
             q = self.hidden * self.q_lora_rank + self.q_lora_rank * query if self.q_lora_rank else self.hidden * query
-            kv = self.hidden * (self.kv_lora_rank + self.rope_head_dim)
-            kv += self.kv_lora_rank * self.heads * (self.head_dim + self.v_head_dim)
-            return q + kv + self.heads * self.v_head_dim * self.hidden
-        width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        biases = width if self.qkv_bias or self.bias else 0
+            kv: float = self.hidden * (self.kv_lora_rank + self.rope_head_dim)
+            kv += self.kv_lora_rank * heads * (self.head_dim + self.v_head_dim)
+            index = (self.q_lora_rank * self.index_heads + self.hidden) * self.index_head_dim
+            index += self.hidden * self.index_heads + 2 * self.index_head_dim
+            return q + kv + heads * self.v_head_dim * self.hidden + index
+        kv_heads, size = self.heads_of(windowed)
+        queries = heads * size
+        width = queries * (2 if self.attention_gate else 1) + 2 * max(1, -(-kv_heads // tp)) * size
+        biases: float = width if self.qkv_bias or self.bias else 0
         biases += self.hidden if self.bias else 0
-        return self.hidden * (width + self.heads * self.head_dim) + biases
+        return self.hidden * (width + queries) + biases
+
+    def all_attention_parameters(self, tp: int = 1) -> float:
+        """Of all layers."""
+        return self.full_layers * self.attention_parameters(tp) + self.window_layers * self.attention_parameters(
+            tp, windowed=True
+        )
 
     def mlp_parameters(self, width: int) -> int:
-        """Weights of one gated MLP of this width: gate, up, down."""
-        return 3 * self.hidden * width + (2 * width + self.hidden if self.bias else 0)
+        """Weights of one MLP of this width."""
+        return self.matrices * self.hidden * width + (2 * width + self.hidden if self.bias else 0)
 
     def router_parameters(self) -> int:
         return self.experts * (self.hidden + 1 if self.bias else self.hidden)
@@ -147,7 +176,7 @@ class ModelShape:
         routed = chosen * self.mlp_parameters(self.moe_intermediate)
         shared = self.shared_experts * self.mlp_parameters(self.moe_intermediate)
         moe = self.moe_layers * (routed + shared + self.router_parameters())
-        mixers = self.attention_layers * self.attention_parameters() + self.linear_layers * self.linear_each
+        mixers = int(self.all_attention_parameters()) + self.linear_layers * self.linear_each
         return mixers + dense + moe
 
     def embedding_parameters(self) -> int:
@@ -186,14 +215,18 @@ class ModelShape:
         """Bytes of KV cache that one token takes on one rank of `tp`. KV heads are copied to every rank where there are
         fewer than ranks; the latent of MLA is on every rank. Sliding windows are not counted: an upper bound (see
         `memory.MemoryBudget.kv_bytes`)."""
-        return int(self.attention_layers * self.kv_bytes_per_layer(dtype, tp))
+        full = self.full_layers * self.kv_bytes_per_layer(dtype, tp)
+        return int(full + self.window_layers * self.kv_bytes_per_layer(dtype, tp, windowed=True))
 
-    def kv_bytes_per_layer(self, dtype: str = "bf16", tp: int = 1) -> float:
-        """The same of one layer with attention."""
+    def kv_bytes_per_layer(self, dtype: str = "bf16", tp: int = 1, *, windowed: bool = False) -> float:
+        """The same of one layer with attention. The key of an indexer is in fp8, with a scale of 4 bytes."""
         each = DTYPE_BYTES[dtype_name(dtype)]
         if self.kv_lora_rank:
-            return (self.kv_lora_rank + self.rope_head_dim) * each
-        return 2 * max(1, -(-self.kv_heads // tp)) * self.head_dim * each
+            return (self.kv_lora_rank + self.rope_head_dim) * each + (
+                self.index_head_dim + 4 if self.index_head_dim else 0
+            )
+        kv_heads, size = self.heads_of(windowed)
+        return 2 * max(1, -(-kv_heads // tp)) * size * each
 
 
 @dataclass(frozen=True, slots=True)

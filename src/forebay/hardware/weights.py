@@ -23,7 +23,7 @@ def stage_layers(layers: int, pp: int) -> list[int]:
 def element_bytes(dtype: str, group_size: int = 128) -> float:
     """Bytes of one weight with its share of scales. int4: `group_size` weights share an fp16 scale and a 4-bit zero
     (AutoAWQ, AutoGPTQ)."""
-    if dtype == "int4":
+    if dtype == "int4" and group_size:
         return (4 + 20 / group_size) / 8
     return DTYPE_BYTES[dtype]
 
@@ -50,7 +50,7 @@ def rank_weights(
     count = model.layers if layers is None else layers
     share = count / model.layers
     parts = {
-        "attention": model.attention_layers * share * attention_on_rank(model, tp) * linear,
+        "attention": model.all_attention_parameters(tp) * share * linear,
         "linear attention": model.linear_layers * share * model.linear_each / tp * linear,
         "MLP": (model.layers - model.moe_layers) * share * model.mlp_parameters(model.intermediate) / tp * linear,
     }
@@ -66,19 +66,11 @@ def rank_weights(
     if last and not model.tied:
         parts["LM head"] = padded
     parts["norms"] = model.norm_parameters() * share * high
+    # sines and cosines of every position
+    parts["rotary table"] = model.max_context * (model.rope_head_dim or model.head_dim) * SIXTEEN
+    if model.kv_lora_rank:
+        # MLA keeps the projection from the latent a second time, as its decode multiplies by it (`W_UK_T`, `W_UV`)
+        absorbed = model.kv_lora_rank * model.heads / tp * (model.head_dim + model.v_head_dim)
+        parts["absorbed projections"] = count * absorbed * high
     parts["other"] = model.extra / tp * high if first else 0.0
     return {name: int(size) for name, size in parts.items() if size}
-
-
-def attention_on_rank(model: ModelShape, tp: int) -> float:
-    """Weights of one layer's attention projections on one of `tp` ranks."""
-    heads = model.heads / tp
-    if model.kv_lora_rank:
-        query = heads * (model.head_dim + model.rope_head_dim)
-        q = model.hidden * model.q_lora_rank + model.q_lora_rank * query if model.q_lora_rank else model.hidden * query
-        kv: float = model.hidden * (model.kv_lora_rank + model.rope_head_dim)
-        kv += model.kv_lora_rank * heads * (model.head_dim + model.v_head_dim)
-        return q + kv + heads * model.v_head_dim * model.hidden
-    width: float = (heads + 2 * max(1, -(-model.kv_heads // tp))) * model.head_dim
-    biases: float = (width if model.qkv_bias or model.bias else 0) + (model.hidden if model.bias else 0)
-    return model.hidden * (width + heads * model.head_dim) + biases
