@@ -22,7 +22,12 @@ class Layout:
     """KV blocks of one rank."""
 
     block_size: int
-    """Tokens in a block; more than was asked for where a state must fit into one."""
+    """Tokens in a block of the layers that take most a token; more than was asked for where a state must fit into one.
+    """
+    full_tokens: int
+    """Tokens in a block of layers with full attention."""
+    window_tokens: int
+    """The same of layers with a window."""
     block_bytes: int
     group_layers: int
     full: int
@@ -30,58 +35,80 @@ class Layout:
     windowed: int
     linear: int
     window: int
+    chunked: bool
+    state_blocks: int
+    """That a sequence holds of a group with states."""
 
     @property
     def groups(self) -> int:
         return self.full + self.windowed + self.linear
 
-    def blocks(self, tokens: int, in_flight: int = 1) -> int:
-        """Blocks that a sequence of `tokens` holds; `in_flight`: those of its tokens that one step computes."""
+    def blocks(self, tokens: int) -> int:
+        """Blocks that a sequence of `tokens` holds while it decodes."""
         if tokens <= 0:
             return 0
-        whole = -(-tokens // self.block_size)
-        held = self.full * whole + self.linear
-        if self.windowed:
-            # the window may begin inside of a block
-            most = -(-min(self.window - 1 + in_flight, tokens) // self.block_size) + 1
-            held += self.windowed * min(whole, most)
-        return held
+        held = self.full * -(-tokens // self.full_tokens) + self.linear * self.state_blocks
+        return held + self.windowed * min(-(-tokens // self.window_tokens), self._window_blocks(tokens, 1))
+
+    def reserved(self, tokens: int, in_flight: int) -> int:
+        """Blocks that an engine wants to be free for a sequence of up to `tokens`, of which a step computes up to
+        `in_flight` (vLLM, v1/kv_cache_interface.py, `max_admission_blocks_per_request`)."""
+        held = self.full * -(-tokens // self.full_tokens) + self.linear * self.state_blocks
+        return held + self.windowed * self._window_blocks(tokens, in_flight)
+
+    def _window_blocks(self, tokens: int, in_flight: int) -> int:
+        if self.chunked:
+            return -(-min(self.window + in_flight, tokens) // self.window_tokens)
+        # the window may begin inside of a block
+        return -(-min(self.window - 1 + in_flight, tokens) // self.window_tokens) + 1
+
+    def tokens(self, blocks: int, context: int, in_flight: int) -> int:
+        """Tokens that `blocks` hold in sequences of `context`, as vLLM reports its `GPU KV cache size`."""
+        return int(blocks / self.reserved(context, in_flight) * context)
 
     def longest(self, blocks: int, in_flight: int, limit: int) -> int:
-        """The most tokens, up to `limit`, of a sequence that `blocks` hold; 0 where they hold none."""
+        """The most tokens, up to `limit`, of a sequence that `blocks` are enough for; 0 where there is none."""
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            if self.blocks(middle, in_flight) <= blocks:
+            if self.reserved(middle, in_flight) <= blocks:
                 low = middle
             else:
                 high = middle - 1
         return low
 
 
-def layout(model: ModelShape, *, kv_dtype: str, tp: int = 1, block_size: int = 16, share: float = 1.0) -> Layout:
-    """The blocks of a rank of `tp` that has `share` of the layers (its pipeline stage)."""
-    each = model.kv_bytes_per_layer(kv_dtype, tp)
+def layout(
+    model: ModelShape,
+    *,
+    kv_dtype: str,
+    tp: int = 1,
+    block_size: int = 16,
+    share: float = 1.0,
+    prefix_caching: bool = True,
+) -> Layout:
+    """The blocks of a rank of `tp` that has `share` of the layers (its pipeline stage). With `prefix_caching` a state
+    is held twice: as it is, and as it was at the end of the last block (vLLM 0.32, `mamba_cache_mode` align)."""
     kinds = [n for n in (model.full_layers, model.window_layers, model.linear_layers) if n]
     smallest, largest = min(kinds), max(kinds)
     group = largest if largest < smallest * _NEAR else smallest
-    if model.linear_layers and model.state_bytes:
-        state = model.state_bytes / tp
-        if model.attention_layers:
-            needed = ceil(state / each / 16) * 16
-            block_size = max(block_size, needed)
-            page = each * block_size
-        else:
-            page = state
-    else:
-        page = each * block_size
-    layers = ceil(group * share - 1e-9)
+    full = model.kv_bytes_per_layer(kv_dtype, tp) if model.full_layers else 0.0
+    windowed = model.kv_bytes_per_layer(kv_dtype, tp, windowed=True) if model.window_layers else 0.0
+    token = max(full, windowed)
+    if model.linear_layers and token:
+        needed = model.state_bytes / tp / token
+        block_size = max(block_size, ceil(needed / block_size) * block_size)
+    page = token * block_size if token else model.state_bytes / tp
     return Layout(
         block_size,
-        int(page * layers),
+        int(page // full) if full else block_size,
+        int(page // windowed) if windowed else block_size,
+        int(page * ceil(group * share - 1e-9)),
         group,
         -(-model.full_layers // group),
         -(-model.window_layers // group),
         -(-model.linear_layers // group),
         model.window,
+        model.chunked,
+        2 if prefix_caching else 1,
     )

@@ -73,6 +73,8 @@ class Deployment:
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
     block_size: int = 16
+    prefix_caching: bool = True
+    """Matters for models with states alone: they are then kept twice."""
     graphs_counted: bool = True
     """Whether CUDA graphs come out of the engine's share of the memory (vLLM 0.21 and later) or out of the rest."""
 
@@ -315,9 +317,16 @@ def _stage(d: Deployment, stage: int, layers: int) -> MemoryBudget:
     graphs = 0 if d.enforce_eager else graph_bytes(layers, **sizes)
     usable = int(d.gpu.memory * d.gpu_memory_utilization)
     free = usable - weights - activations - overhead - (graphs if d.graphs_counted else 0)
-    cut = layout(d.model, kv_dtype=d.cache_dtype, tp=d.tp, block_size=d.block_size, share=share)
+    cut = layout(
+        d.model,
+        kv_dtype=d.cache_dtype,
+        tp=d.tp,
+        block_size=d.block_size,
+        share=share,
+        prefix_caching=d.prefix_caching,
+    )
     blocks = free // cut.block_bytes
-    one = cut.blocks(d.context, d.max_num_batched_tokens)
+    one = cut.reserved(d.context, d.max_num_batched_tokens)
     if blocks < cut.groups:
         short = cut.groups * cut.block_bytes - free
         raise _TooLarge(d, short, f"{weights / 1e9:.1f} GB of weights leave no room for KV cache")
@@ -326,7 +335,6 @@ def _stage(d: Deployment, stage: int, layers: int) -> MemoryBudget:
         text = f"the KV cache holds a sequence of {longest:,} tokens, not one of {d.context:,}"
         raise _TooLarge(d, (one - blocks) * cut.block_bytes, text, context=True)
     each = d.model.kv_bytes_per_layer(d.cache_dtype, d.tp) * d.model.attention_layers
-    plain = not cut.windowed and not cut.linear
     return MemoryBudget(
         d,
         d.gpu.memory,
@@ -340,7 +348,7 @@ def _stage(d: Deployment, stage: int, layers: int) -> MemoryBudget:
         kv_bytes_per_token=each * share,
         replica_kv_bytes_per_token=each * d.tp,
         num_blocks=blocks,
-        kv_tokens=blocks * cut.block_size if plain else int(blocks / one * d.context),
+        kv_tokens=cut.tokens(blocks, d.context, d.max_num_batched_tokens),
         longest=min(d.context, cut.longest(blocks, d.max_num_batched_tokens, d.context)),
         layout=cut,
         formulas=_formulas(d, layers, parts, usable, activations, overhead, graphs, free, cut, blocks),

@@ -82,6 +82,8 @@ class ModelShape:
     """Tokens that a layer with sliding-window or chunked local attention looks back; only those stay in its cache."""
     window_layers: int = 0
     """Of `layers`, those with the window."""
+    chunked: bool = False
+    """The window does not slide: it is a chunk of the sequence (Llama 4)."""
     window_kv_heads: int = 0
     """Of a layer with the window; 0: as the others."""
     window_head_dim: int = 0
