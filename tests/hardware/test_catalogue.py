@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forebay.hardware.activations import activation_bytes, overhead_bytes
+from forebay.hardware.activations import activation_peak, overhead_bytes
 from forebay.hardware.catalogue import UnknownGpu, UnknownModel, find_gpu, find_model, kv_capacity_tokens
 from forebay.hardware.configs import BadConfig, from_config
 from forebay.hardware.gpus import GPUS
@@ -141,7 +141,7 @@ def test_kv_cache_grows_with_what_leaves_room() -> None:
     assert kv_capacity_tokens(llama, h100, utilisation=0.5) < plain
     assert kv_capacity_tokens(llama, h100, max_num_batched_tokens=65_536) < plain
     sizes = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}
-    taken = activation_bytes(llama, **sizes) + overhead_bytes(h100)
+    taken = activation_peak(llama, **sizes).total + overhead_bytes(h100)
     assert taken == pytest.approx((1.89 + 0.25) * 2**30, rel=0.01)  # vLLM 0.19.0
 
 

@@ -9,6 +9,8 @@ other models come.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from .shapes import Gpu, ModelShape
 from .tables import CAPTURE_SIZES, capture_sizes
 
@@ -25,7 +27,21 @@ _GRAPHS_FIXED = 0.375 * _GIB
 _GRAPHS_LAYER = 0.0167 * _GIB
 
 
-def activation_bytes(
+class Peak(NamedTuple):
+    """Parts of the peak of one rank's allocator beside weights, in bytes."""
+
+    forward: int
+    """The MLP of all tokens."""
+    sampler: int
+    kept: int
+    """Beside either."""
+
+    @property
+    def total(self) -> int:
+        return max(self.forward, self.sampler) + self.kept
+
+
+def activation_peak(
     model: ModelShape,
     *,
     max_num_batched_tokens: int,
@@ -35,8 +51,8 @@ def activation_bytes(
     ep: int = 1,
     last: bool = True,
     each: float = 2.0,
-) -> int:
-    """The peak of one rank's allocator beside weights, with activations of `each` bytes: the larger of
+) -> Peak:
+    """With activations of `each` bytes, the larger of
 
     - the MLP: gate, up and their product of all tokens, beside 4 tensors of the hidden size;
     - on the `last` stage the sampler: logits of `max_num_seqs` as they come, in 32 bits, as probabilities and as random
@@ -48,13 +64,12 @@ def activation_bytes(
     tokens = max_num_batched_tokens
     hidden = tokens * model.hidden * each
     mlp = tokens * 3 * model.intermediate / tp * each if model.intermediate and not model.moe else 0.0
-    forward = mlp + _FORWARD * hidden
     sampler = max_num_seqs * model.vocab * (_SAMPLER + each) + 1.2 * hidden if last else 0.0
     kept = 2 * hidden if pp > 1 else 0.0
     if model.moe and not model.bias:  # gpt-oss has kernels of its own, without the workspace
         width = model.moe_intermediate / (1 if ep > tp else tp)
         kept += tokens * model.experts_per_token * (max(2 * width, model.hidden) + width) * each
-    return int(max(forward, sampler) + kept) + _FIXED
+    return Peak(int(mlp + _FORWARD * hidden), int(sampler), int(kept) + _FIXED)
 
 
 def overhead_bytes(gpu: Gpu, *, tp: int = 1, pp: int = 1) -> int:

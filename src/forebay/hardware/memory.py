@@ -12,35 +12,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import ceil
 
-from .activations import activation_bytes, graph_bytes, overhead_bytes
+from .activations import activation_peak, graph_bytes, overhead_bytes
+from .formulas import Formula, per_token, sum_formula
 from .gpus import GPUS
 from .kvcache import Layout, layout
 from .shapes import DTYPE_BYTES, Gpu, ModelShape, dtype_name
 from .weights import element_bytes, rank_weights, stage_layers
 
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Formula:
-    """One line of the reckoning: `text()` is the formula with its values filled in."""
-
-    name: str
-    formula: str
-    values: Mapping[str, float | int | str]
-    result: float
-    unit: str
-
-    def text(self) -> str:
-        """`name = formula = values = result unit`."""
-        filled = " ".join(_shown(self.values[word]) if word in self.values else word for word in self.formula.split())
-        return f"{self.name} = {self.formula} = {filled} = {_shown(self.result)} {self.unit}"
-
-
-def _shown(value: float | int | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +154,12 @@ class MemoryBudget:
         exact = self.num_blocks / self.layout.blocks(tokens_each)
         return Slots(exact, int(exact))
 
+    def slots_formula(self, tokens_each: int) -> Formula:
+        """The same with its values."""
+        slots = self.slots(tokens_each)
+        values = {"num_blocks": self.num_blocks, "blocks_each": self.layout.blocks(tokens_each)}
+        return Formula("MaxConcurrentSlots", "num_blocks / blocks_each", values, slots.exact, "sequences")
+
 
 def slots_of(*, total: float, weights: float, activations: float, tokens: float, bytes_per_token: float) -> Slots:
     """MaxConcurrentSlots from plain numbers: (total - weights - activations) / (tokens · bytes_per_token). Raises
@@ -223,6 +208,8 @@ def check(d: Deployment) -> None:
         given = d.gpu_memory_utilization
         raise ValueError(f"gpu_memory_utilization must be more than 0 and at most 1, not {given:g}")
     d.model.check_tp(d.tp)
+    if d.model.moe and not 1 <= d.expert_ranks <= d.model.experts:
+        raise ValueError(f"ep {d.expert_ranks} is not within 1 and the {d.model.experts} experts of {d.model.name}")
     longest = int(d.model.max_context * d.rope_scaling)
     if d.max_model_len is not None and not 1 <= d.max_model_len <= longest:
         stretched = f" stretched {d.rope_scaling:g} times" if d.rope_scaling != 1 else ""
@@ -310,13 +297,12 @@ def _stage(d: Deployment, stage: int, layers: int) -> MemoryBudget:
     )
     weights = sum(parts.values())
     sizes = {"max_num_batched_tokens": d.max_num_batched_tokens, "max_num_seqs": d.max_num_seqs}
-    activations = activation_bytes(
-        d.model, **sizes, tp=d.tp, pp=d.pp, ep=d.expert_ranks, last=last, each=DTYPE_BYTES[d.activation_dtype]
-    )
+    each = DTYPE_BYTES[d.activation_dtype]
+    peak = activation_peak(d.model, **sizes, tp=d.tp, pp=d.pp, ep=d.expert_ranks, last=last, each=each)
     overhead = overhead_bytes(d.gpu, tp=d.tp, pp=d.pp)
     graphs = 0 if d.enforce_eager else graph_bytes(layers, **sizes)
     usable = int(d.gpu.memory * d.gpu_memory_utilization)
-    free = usable - weights - activations - overhead - (graphs if d.graphs_counted else 0)
+    free = usable - weights - peak.total - overhead - (graphs if d.graphs_counted else 0)
     cut = layout(
         d.model,
         kv_dtype=d.cache_dtype,
@@ -330,78 +316,44 @@ def _stage(d: Deployment, stage: int, layers: int) -> MemoryBudget:
     if blocks < cut.groups:
         short = cut.groups * cut.block_bytes - free
         raise _TooLarge(d, short, f"{weights / 1e9:.1f} GB of weights leave no room for KV cache")
+    longest = cut.longest(blocks, d.max_num_batched_tokens, d.context)
     if blocks < one and d.max_model_len is not None:
-        longest = cut.longest(blocks, d.max_num_batched_tokens, d.context)
         text = f"the KV cache holds a sequence of {longest:,} tokens, not one of {d.context:,}"
         raise _TooLarge(d, (one - blocks) * cut.block_bytes, text, context=True)
-    each = d.model.kv_bytes_per_layer(d.cache_dtype, d.tp) * d.model.attention_layers
+    kv = d.model.kv_bytes_per_token(d.cache_dtype, d.tp)
+    taken = {"usable": usable, "weights": weights, "activations": peak.total, "overhead": overhead}
+    if d.graphs_counted and graphs:
+        taken["graphs"] = graphs
     return MemoryBudget(
         d,
         d.gpu.memory,
         usable,
         weights,
         parts,
-        activations,
+        peak.total,
         graphs,
         overhead,
         free,
-        kv_bytes_per_token=each * share,
-        replica_kv_bytes_per_token=each * d.tp,
+        kv_bytes_per_token=kv * share,
+        replica_kv_bytes_per_token=kv * d.tp,
         num_blocks=blocks,
         kv_tokens=cut.tokens(blocks, d.context, d.max_num_batched_tokens),
-        longest=min(d.context, cut.longest(blocks, d.max_num_batched_tokens, d.context)),
+        longest=longest,
         layout=cut,
-        formulas=_formulas(d, layers, parts, usable, activations, overhead, graphs, free, cut, blocks),
-    )
-
-
-def _formulas(
-    d: Deployment,
-    layers: int,
-    parts: Mapping[str, int],
-    usable: int,
-    activations: int,
-    overhead: int,
-    graphs: int,
-    free: int,
-    cut: Layout,
-    blocks: int,
-) -> tuple[Formula, ...]:
-    each = DTYPE_BYTES[d.cache_dtype]
-    model = d.model
-    found = [
-        Formula(
-            "usable",
-            "total · gpu_memory_utilization",
-            {"total": d.gpu.memory, "gpu_memory_utilization": d.gpu_memory_utilization},
-            usable,
-            "B",
+        formulas=(
+            Formula(
+                "usable",
+                "total · gpu_memory_utilization",
+                {"total": d.gpu.memory, "gpu_memory_utilization": d.gpu_memory_utilization},
+                usable,
+                "B",
+            ),
+            sum_formula("weights", parts, "B"),
+            Formula("activations", "max( forward , sampler ) + kept", peak._asdict(), peak.total, "B"),
+            Formula("KV cache", " - ".join(taken), taken, free, "B"),
+            *per_token(d.model, d.cache_dtype, d.tp, share),
+            Formula(
+                "num_blocks", "⌊ kv / block_bytes ⌋", {"kv": free, "block_bytes": cut.block_bytes}, blocks, "blocks"
+            ),
         ),
-        Formula("weights", " + ".join(n.replace(" ", "_") for n in parts), _words(parts), sum(parts.values()), "B"),
-    ]
-    taken = {"usable": usable, "weights": sum(parts.values()), "activations": activations, "overhead": overhead}
-    if d.graphs_counted and graphs:
-        taken["graphs"] = graphs
-    found.append(Formula("KV cache", " - ".join(taken), taken, free, "B"))
-    with_kv = layers if not model.linear_layers else round(layers * model.attention_layers / model.layers)
-    if model.kv_lora_rank:
-        formula = "layers · (latent + rope) · bytes"
-        values: dict[str, float | int | str] = {
-            "layers": with_kv,
-            "(latent": f"({model.kv_lora_rank}",
-            "rope)": f"{model.rope_head_dim})",
-            "bytes": each,
-        }
-    else:
-        formula = "2 · layers · kv_heads · head_dim · bytes"
-        kv_heads = max(1, -(-model.kv_heads // d.tp))
-        values = {"layers": with_kv, "kv_heads": kv_heads, "head_dim": model.head_dim, "bytes": each}
-    per_token = model.kv_bytes_per_layer(d.cache_dtype, d.tp) * with_kv
-    found.append(Formula("KV bytes per token", formula, values, per_token, "B"))
-    sizes = {"kv": free, "block_bytes": cut.block_bytes}
-    found.append(Formula("num_blocks", "⌊ kv / block_bytes ⌋", sizes, blocks, "blocks"))
-    return tuple(found)
-
-
-def _words(parts: Mapping[str, int]) -> dict[str, float | int | str]:
-    return {name.replace(" ", "_"): size for name, size in parts.items()}
+    )

@@ -20,7 +20,7 @@ class BadNumbers(ValueError):
     """Numbers that do not describe a model or a GPU. The message names the one and says what is needed."""
 
 
-_WORD = re.compile(r"\s*([A-Za-z_]+)\s*=\s*([^,]+?)\s*(?:,|$)")
+_WORD = re.compile(r"\s*([A-Za-z_][A-Za-z_0-9]*)\s*=\s*([^,]+?)\s*(?:,|$)")
 _NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z/]*)", re.IGNORECASE)
 _PREFIX: Final = MappingProxyType({"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15})
 _BINARY: Final = MappingProxyType({"ki": 1024.0, "mi": 1024.0**2, "gi": 1024.0**3, "ti": 1024.0**4})
@@ -46,8 +46,9 @@ def _quantity(what: str, name: str, text: str, unit: str) -> float:
     """A number with an optional prefix and `unit` (`b`, `b/s`, `flop/s` or none)."""
     found = _NUMBER.fullmatch(text.strip())
     if found is not None:
-        number, end = float(found[1].replace("_", "")), found[2].lower().removesuffix("ps").removesuffix("/s")
-        end = end.removesuffix("flops").removesuffix("flop") if unit == "flop/s" else end
+        number, end = float(found[1].replace("_", "")), found[2].lower().removesuffix("/s")
+        if unit == "flop/s":
+            end = re.sub(r"(fl)?ops?$", "", end)
         factor = _PREFIX.get(end)
         if unit.startswith("b") and end:
             bare = end.removesuffix("b")
@@ -91,6 +92,9 @@ _COUNTS: Final = MappingProxyType(
 _VOCAB = 128_256
 _WIDTH = 3.5
 """The MLP's width over the hidden size where neither is given: that of Llama 3."""
+
+_WIDE = 128
+"""A width that is solved for is a multiple of this, so that ranks can split it; what is left over is not of a layer."""
 
 
 def model_of(text: str) -> ModelShape:
@@ -156,7 +160,8 @@ def _filled(given: dict[str, int], params: float | None, name: str, dtype: str) 
     if not fields.get(width):
         one: dict[str, Any] = {width: 1}
         each = replace(shape, **one).parameters() - shape.parameters()
-        solved: dict[str, Any] = {width: max(0, int((params - shape.parameters()) // each))}
+        most = max(0, int((params - shape.parameters()) // each))
+        solved: dict[str, Any] = {width: most - most % _WIDE}
         shape = replace(shape, **solved)
     extra = int(params) - shape.parameters()
     if extra < 0:

@@ -20,6 +20,9 @@ DTYPE_BYTES: Final = MappingProxyType(
 )
 """Bytes an element of each dtype takes, scales included."""
 
+VOCAB_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of this (model_executor/layers/vocab_parallel_embedding.py)."""
+
 _DTYPE_NAMES: Final = MappingProxyType(
     {
         "bfloat16": "bf16",
@@ -212,6 +215,11 @@ class ModelShape:
             raise ValueError(f"{self.name} has {self.heads} attention heads, which tp {tp} does not divide")
         if not self.kv_lora_rank and self.kv_heads % tp and tp % self.kv_heads:
             raise ValueError(f"{self.name} has {self.kv_heads} KV heads, neither split nor copied evenly to tp {tp}")
+        padded = -(-self.vocab // VOCAB_PADDING) * VOCAB_PADDING
+        if padded % tp:
+            raise ValueError(f"{self.name} has a vocabulary of {padded:,}, which tp {tp} does not divide")
+        if self.layers > self.moe_layers and self.intermediate % tp:
+            raise ValueError(f"{self.name} has MLPs of width {self.intermediate:,}, which tp {tp} does not divide")
 
     def kv_bytes_per_token(self, dtype: str = "bf16", tp: int = 1) -> int:
         """Bytes of KV cache that one token takes on one rank of `tp`. KV heads are copied to every rank where there are

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from .shapes import DTYPE_BYTES, ModelShape
+from .shapes import DTYPE_BYTES, VOCAB_PADDING, ModelShape
 
 SIXTEEN = 2.0
 """Bytes a weight that no quantisation touches."""
-_VOCAB_PADDING = 64
-"""vLLM pads the vocabulary to a multiple of this (model_executor/layers/vocab_parallel_embedding.py)."""
 
 
 def stage_layers(layers: int, pp: int) -> list[int]:
@@ -26,6 +24,14 @@ def element_bytes(dtype: str, group_size: int = 128) -> float:
     if dtype == "int4" and group_size:
         return (4 + 20 / group_size) / 8
     return DTYPE_BYTES[dtype]
+
+
+def _padded(model: ModelShape, split: int) -> float:
+    """Weights of an expert in mxfp4, whose parts on `split` ranks Marlin's kernels want to be multiples of 128 and the
+    hidden size of 256 (vLLM 0.19, model_executor/layers/quantization/mxfp4.py)."""
+    width = -(-model.moe_intermediate // split // 128) * 128 * split
+    hidden = -(-model.hidden // 256) * 256
+    return model.matrices * hidden * width
 
 
 def rank_weights(
@@ -56,11 +62,13 @@ def rank_weights(
     }
     if model.moe:
         ranks = max(tp, ep)
-        one = model.mlp_parameters(model.moe_intermediate)
-        parts["experts"] = model.moe_layers * share * model.experts * one / ranks * plain
+        one: float = model.mlp_parameters(model.moe_intermediate)
+        split = tp if ranks == tp else 1
+        padded_one = _padded(model, split) if dtype == "mxfp4" else one
+        parts["experts"] = model.moe_layers * share * model.experts * padded_one / ranks * plain
         parts["shared experts"] = model.moe_layers * share * model.shared_experts * one / tp * linear
         parts["router"] = model.moe_layers * share * model.router_parameters() * high
-    padded = -(-model.vocab // _VOCAB_PADDING) * _VOCAB_PADDING * model.hidden / tp * high
+    padded = -(-model.vocab // VOCAB_PADDING) * VOCAB_PADDING * model.hidden / tp * high
     if first or (last and model.tied):
         parts["embedding"] = padded
     if last and not model.tied:
