@@ -132,7 +132,8 @@ def test_the_formulas_come_with_their_values() -> None:
     assert lines["KV cache"].result == found.kv
     assert lines["weights"].result == found.weights
     values = lines["KV cache"].values
-    assert values["usable"] - sum(v for k, v in values.items() if k != "usable") == found.kv
+    taken = [float(v) for k, v in values.items() if k != "usable"]
+    assert float(values["usable"]) - sum(taken) == found.kv
     slots = found.slots_formula(4096)
     assert slots.text().endswith(f"/ 256 = {slots.result:,.4g} sequences")
     assert slots.result == found.slots(4096).exact

@@ -15,7 +15,7 @@ class Formula:
     name: str
     formula: str
     """Words and signs between spaces; the words are keys of `values`."""
-    values: Mapping[str, float | int]
+    values: Mapping[str, float | str]
     result: float
     unit: str
 
@@ -28,7 +28,9 @@ class Formula:
         return f"{self.name} = {self.formula} = {filled} = {shown}"
 
 
-def _shown(value: float) -> str:
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
 
 
@@ -54,7 +56,7 @@ def per_token(model: ModelShape, kv_dtype: str, tp: int, share: float = 1.0) -> 
 
 
 def _of_layers(name: str, model: ModelShape, layers: float, each: float, tp: int, *, windowed: bool) -> Formula:
-    values: dict[str, float | int]
+    values: dict[str, float | str]
     if model.kv_lora_rank:
         values = {"layers": layers, "latent": model.kv_lora_rank, "rope": model.rope_head_dim, "bytes": each}
         if not model.index_head_dim:

@@ -13,7 +13,8 @@ from itertools import islice
 from math import ceil
 
 from .activations import activation_peak, graph_bytes, overhead_bytes
-from .formulas import Formula, per_token, sum_formula
+from .formulas import Formula as Formula
+from .formulas import per_token, sum_formula
 from .gpus import GPUS
 from .kvcache import Layout, layout
 from .shapes import DTYPE_BYTES, Gpu, ModelShape, dtype_name
