@@ -23,10 +23,9 @@ from forebay.config.models import Class
 from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask
 from forebay.policy.decisions import Admit, Refuse, Wait
-from forebay.policy.engine_books import Facts
+from forebay.policy.facts import Facts
 from forebay.policy.prior import PrefillPrior
-from forebay.policy.queue import QueueRules
-from forebay.policy.rules import Rules
+from forebay.policy.rules import QueueRules, Rules
 
 ENGINES = (1, 8, 64, 256)
 IN_FLIGHT = (2_000, 20_000)

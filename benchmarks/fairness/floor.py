@@ -12,7 +12,7 @@ from forebay.plan.simulate import Ready
 from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.decisions import Admit, Decision, Refuse
-from forebay.policy.engine_books import Report
+from forebay.policy.facts import Report
 from forebay.policy.rules import Rules
 from forebay.sim.admitted import facts_of
 from forebay.sim.engine import EngineModel

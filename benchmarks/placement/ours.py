@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from forebay.config.models import Class
 from forebay.plan.simulate import Ready
-from forebay.policy.engine_books import Facts
+from forebay.policy.facts import Facts
 from forebay.policy.rules import Rules
 from forebay.sim.admitted import Admitted, facts_of
 from forebay.sim.cluster import Engine

@@ -14,9 +14,7 @@ from benchmarks.retries.returning import Returning, Tale
 from benchmarks.retries.scenarios import SEED, Scenario, asks, even, flood_at, ready
 from forebay.plan.simulate import Ready
 from forebay.policy.asks import Class
-from forebay.policy.queue import QueueRules
-from forebay.policy.rules import Rules
-from forebay.policy.shed import ShedRules
+from forebay.policy.rules import QueueRules, Rules, ShedRules
 from forebay.sim.admitted import Admitted, facts_of
 from forebay.sim.cluster import Cluster, LeastRequests, Policy
 from forebay.sim.engine import EngineModel

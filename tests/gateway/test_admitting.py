@@ -15,7 +15,7 @@ from forebay.errors import Outcome
 from forebay.gateway.admitting import Admitting, facts_of, rules_of
 from forebay.gateway.prompts import NOTHING
 from forebay.policy.admission import Admission
-from forebay.policy.engine_books import Facts
+from forebay.policy.facts import Facts
 from forebay.policy.prior import PrefillPrior
 
 

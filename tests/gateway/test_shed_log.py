@@ -7,11 +7,12 @@ import logging
 import pytest
 
 from forebay.gateway.admission_view import ShedLog, reasons
-from forebay.policy.engine_books import EngineBooks, Facts, Report
+from forebay.policy.engine_books import EngineBooks
+from forebay.policy.facts import Facts, Report
 from forebay.policy.lengths import Lengths
 from forebay.policy.prior import PrefillPrior
-from forebay.policy.rules import Rules
-from forebay.policy.shed import Shedder, ShedRules
+from forebay.policy.rules import Rules, ShedRules
+from forebay.policy.shed import Shedder
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from forebay.hardware import bundle, catalogue, csvtable, files, fitted
+from forebay.hardware import bundle, configs, csvtable, files, fitted
 from forebay.hardware.aiconf import read_document
 from forebay.hardware.bundle import read_meta
-from forebay.hardware.catalogue import BadConfig, from_config
+from forebay.hardware.configs import BadConfig, from_config
 from forebay.hardware.csvtable import BadProfile, read_curves
 from forebay.hardware.fitted import FittedError
 from forebay.hardware.profiles import resolve
@@ -93,4 +93,4 @@ def test_a_kernel_takes_no_longer_than_is_believable(tmp_path: Path, cell: str) 
 
 def test_the_bounds_are_over_what_such_files_have() -> None:
     assert csvtable.MAX_US * 1e-6 == 1000
-    assert bundle._MAX_META < catalogue._MAX_CONFIG < files.MAX_BYTES
+    assert bundle._MAX_META < configs._MAX_CONFIG < files.MAX_BYTES

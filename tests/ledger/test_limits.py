@@ -174,10 +174,9 @@ def test_end_users_are_remembered_up_to_a_bound() -> None:
     assert [s.used for s in standing(book.limits, NOW, WALL) if s.path[-1] == "0"] == [1, 150]  # at once, tokens
 
 
-def test_callers_who_used_nothing_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.ledger.gates.SWEEP", 10)
+def test_callers_who_used_nothing_are_dropped() -> None:
     book = Book(Rule(name="r", each=Level.KEY, tokens_per_day=150))
-    book.limits.scopes = Scopes(10)
+    book.limits.scopes = Scopes(10, sweep=10)
     book.configure(Rule(name="r", each=Level.KEY, tokens_per_day=150))
     kept = book.held()
     for n in range(100):

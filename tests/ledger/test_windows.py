@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.ledger.windows import Calendar, Span, iso
@@ -33,6 +33,7 @@ ZONES = [
 times = st.floats(at("1991-01-01T00:00Z"), at("2045-01-01T00:00Z"), allow_nan=False)
 
 
+@example(zone="UTC", span=Span.DAY, when=1_183_420_799.9999995)
 @given(zone=st.sampled_from(ZONES), span=st.sampled_from(Span), when=times)
 def test_windows_follow_each_other_without_a_gap(zone: str, span: Span, when: float) -> None:
     calendar = Calendar(span, zone)

@@ -14,12 +14,12 @@ from forebay.config.models import Class
 from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.decisions import Admit, Decision, Refuse, Wait
-from forebay.policy.engine_books import UNDER_WAY, Facts, Report
+from forebay.policy.engine_books import UNDER_WAY
+from forebay.policy.facts import Facts, Report
 from forebay.policy.lengths import LONGEST
 from forebay.policy.lines import MOST_ROOMS
 from forebay.policy.prior import PrefillPrior
-from forebay.policy.queue import QueueRules
-from forebay.policy.rules import Rules
+from forebay.policy.rules import QueueRules, Rules
 
 PRIOR = PrefillPrior(
     base_s=0.02, per_token_s=1e-4, per_token_context_s=0.0, decode_step_s=0.02, per_sequence_s=1e-4, budget_tokens=2048

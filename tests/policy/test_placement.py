@@ -13,11 +13,11 @@ from forebay.config.models import Class
 from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask
 from forebay.policy.decisions import Admit
-from forebay.policy.engine_books import Facts, Report
-from forebay.policy.placement import ALIKE, FEW, MOST_ADAPTERS, SAMPLED, PlacementRules, RoundRobin
+from forebay.policy.facts import Facts, Report
+from forebay.policy.placement import ALIKE, FEW, MOST_ADAPTERS, SAMPLED, RoundRobin
 from forebay.policy.prefix import BLOCK_TOKENS, chain, salted
 from forebay.policy.prior import PrefillPrior
-from forebay.policy.rules import Rules
+from forebay.policy.rules import PlacementRules, Rules
 
 PRIOR = PrefillPrior(
     base_s=0.005, per_token_s=1e-4, per_token_context_s=0.0, decode_step_s=0.005, per_sequence_s=1e-4,

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.policy.asks import Ask, Class
-from forebay.policy.queue import Bounds, QueueRules, WaitingRoom
+from forebay.policy.queue import WaitingRoom
+from forebay.policy.rules import Bounds, QueueRules
 
 VIP, NORMAL, LOW = Class.VIP, Class.NORMAL, Class.LOW
 

@@ -15,10 +15,10 @@ from forebay.config.models import Class
 from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask
 from forebay.policy.decisions import Admit, Wait
-from forebay.policy.engine_books import Facts, Report
+from forebay.policy.facts import Facts, Report
 from forebay.policy.prior import PrefillPrior
-from forebay.policy.rules import Rules
-from forebay.policy.scale import SPAN, Factor, Replicas, ScaleRules
+from forebay.policy.rules import Rules, ScaleRules
+from forebay.policy.scale import SPAN, Factor, Replicas
 
 PRIOR = PrefillPrior(
     base_s=0.02, per_token_s=1e-4, per_token_context_s=0.0, decode_step_s=0.02, per_sequence_s=1e-4, budget_tokens=2048

@@ -12,12 +12,10 @@ import msgspec
 from forebay.config.models import Class
 from forebay.policy.asks import Ask
 from forebay.policy.decisions import Admit, Decision, Wait
-from forebay.policy.engine_books import Facts, Report
+from forebay.policy.facts import Facts, Report
 from forebay.policy.prior import PrefillPrior
-from forebay.policy.queue import QueueRules
 from forebay.policy.recording import Call, Recording, Stop
-from forebay.policy.rules import Rules
-from forebay.policy.scale import ScaleRules
+from forebay.policy.rules import QueueRules, Rules, ScaleRules
 
 PRIOR = PrefillPrior(
     base_s=0.02, per_token_s=1e-4, per_token_context_s=1e-9, decode_step_s=0.02, per_sequence_s=1e-4, budget_tokens=2048

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from forebay.plan.replay import Verdict, decisions, kind, lines
 from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask
-from forebay.policy.engine_books import Facts, Report
+from forebay.policy.facts import Facts, Report
 from forebay.policy.recording import Asked, Call, Recording, plain, typed
 from forebay.policy.rules import Rules
 from forebay.sim.recording import RecordingError, Replay, Tape
@@ -171,12 +171,12 @@ def test_a_call_that_fails_fails_again(tmp_path: Path) -> None:
 
 
 def test_every_call_with_an_effect_is_recorded() -> None:
-    face = {name for name, _ in inspect.getmembers(Admission, inspect.isfunction) if not name.startswith("_")}
+    face = {name for name, _ in inspect.getmembers(Admission, inspect.isroutine) if not name.startswith("_")}
     assert face - WITHOUT_EFFECT == {name for name in vars(Recording) if name in face}
 
 
 def test_all_that_a_driver_says_of_a_request_is_recorded() -> None:
-    told = set(Ask.__slots__) - WRITTEN_BY_THE_POLICY - {"tag"}
+    told = {name for name in dir(Ask) if not name.startswith("_")} - WRITTEN_BY_THE_POLICY - {"tag"}
     assert told == set(Asked.__struct_fields__)
     ask = Ask(
         7, prompt_tokens=8, arrival=0.1 + 0.2, tenant="acme", model="m", max_tokens=1 << 70, n=2, deadline=5.5,

@@ -9,9 +9,8 @@ import pytest
 
 from forebay.config.models import Class
 from forebay.plan.rerun import ARRIVED, AT_ONCE, LEFT, WAITED, Outcomes, table
-from forebay.policy.queue import QueueRules
 from forebay.policy.recording import Call, Offer
-from forebay.policy.rules import Rules
+from forebay.policy.rules import QueueRules, Rules
 from forebay.sim.recording import Replay, Tape
 from forebay.sim.rerun import LearnedStepTime, Requests, rerun
 from sim.recorded import FACTS, Run

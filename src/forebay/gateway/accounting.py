@@ -74,8 +74,10 @@ def count_of(x: Attempts, outcome: Outcome, said: int, per_event: float) -> Coun
 def _doubt(x: Attempts, tokens: Tokens, events: int) -> str:
     """Whether it can be: "" or a note."""
     body = x.request.body
-    beside = _REFERRED if b'_url"' in body or b'_id"' in body else _BESIDE
-    return doubted(tokens, prompt_most=len(body) + beside, answer_most=_allowed(x.body), events=events)
+    most = len(body) + _BESIDE
+    if tokens.prompt > most and (b'_url"' in body or b'_id"' in body):
+        most = len(body) + _REFERRED
+    return doubted(tokens, prompt_most=most, answer_most=_allowed(x.body), events=events)
 
 
 def _allowed(body: AnyBody) -> int:

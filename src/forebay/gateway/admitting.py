@@ -30,13 +30,9 @@ from forebay.gateway.tokens import TokenEstimates
 from forebay.policy.admission import DEADLINE, Admission
 from forebay.policy.asks import Ask, Stage
 from forebay.policy.decisions import Admit, Decision, Refuse, Wait
-from forebay.policy.engine_books import Facts, Report
-from forebay.policy.placement import PlacementRules
+from forebay.policy.facts import Facts, Report
 from forebay.policy.prior import PrefillPrior
-from forebay.policy.queue import QueueRules
-from forebay.policy.rules import Rules
-from forebay.policy.scale import ScaleRules
-from forebay.policy.shed import ShedRules
+from forebay.policy.rules import PlacementRules, QueueRules, Rules, ScaleRules, ShedRules
 
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange

@@ -8,7 +8,7 @@ import msgspec
 
 from forebay.ledger.gates import Gate
 from forebay.ledger.limits import Limits
-from forebay.ledger.meters import Budget, Meter, Rate, Sliding
+from forebay.ledger.meters import AnyMeter, Budget, Rate, Sliding
 from forebay.ledger.rules import MONEY
 from forebay.ledger.usage import exact
 from forebay.ledger.windows import iso
@@ -40,7 +40,7 @@ def limits_of(limits: Limits, gate: Gate, now: float, wall: float) -> list[Limit
     ]  # fmt: skip
 
 
-def _use(meter: Meter, n: int, now: float, wall: float) -> LimitUse:
+def _use(meter: AnyMeter, n: int, now: float, wall: float) -> LimitUse:
     reset: str | None = None
     if isinstance(meter, Rate):
         seconds = meter.resets(now)

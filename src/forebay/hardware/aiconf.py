@@ -200,7 +200,7 @@ def _unavailable(wanted: Wanted, e: Exception) -> Unavailable:
 
 def _shipped(model: ModelShape, folder: Path) -> Path | None:
     """The package's own description of this very shape, which says more than a shape does."""
-    from .catalogue import BadConfig, from_config
+    from .configs import BadConfig, from_config
 
     for path in sorted(folder.glob("*_config.json"), key=lambda p: (len(p.name), p.name)):
         other = path.with_name(path.name.replace("_config.json", "_hf_quant_config.json"))
@@ -210,8 +210,9 @@ def _shipped(model: ModelShape, folder: Path) -> Path | None:
             shape = from_config(path)
         except BadConfig:
             continue
-        same = (shape.parameters(), shape.layers, shape.heads, shape.kv_heads, shape.dtype)
-        if same == (model.parameters(), model.layers, model.heads, model.kv_heads, model.dtype):
+        # what a vision tower weighs is estimated in one of them
+        same = (shape.parameters() - shape.extra, shape.layers, shape.heads, shape.kv_heads, shape.dtype)
+        if same == (model.parameters() - model.extra, model.layers, model.heads, model.kv_heads, model.dtype):
             return path
     return None
 
@@ -223,7 +224,8 @@ def _write_config(model: ModelShape, shipped: Path | None, scratch: Path) -> Non
     if shipped is not None:
         target.write_bytes(shipped.read_bytes())
         return
-    if model.kv_lora_rank or model.bias:
+    own = model.kv_lora_rank or model.bias or model.window_layers or model.linear_layers or model.attention_gate
+    if own or model.shared_experts or model.dense_layers or (model.norms, model.matrices) != (2, 3):
         raise Unavailable(
             f"{PACKAGE} does not ship {model.name}, and its layers are not those of Llama, Qwen or Mixtral"
         )

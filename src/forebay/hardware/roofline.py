@@ -2,7 +2,8 @@
 
 S. Williams, A. Waterman, D. Patterson, "Roofline" (CACM 2009), for each part of a step: the longer of products / FLOP/s
 and bytes / bandwidth. Parts are the layers' matrices, the touched experts, the LM head, attention of decodes and
-attention of chunks (4 · heads · head size products a pair of query and key), beside collectives.
+attention of chunks (4 · heads · head size products a pair of query and key; in layers with a window up to its tokens),
+beside collectives.
 
 Neither peak is reached: 0.75 of the FLOP/s and 0.8 of the bandwidth are counted, near what measured tables show for
 Llama-3.1-8B (2,048 tokens of prefill reach 0.72 of an H100's FLOP/s and 0.79 of an RTX PRO 6000's, the decode of one
@@ -12,6 +13,7 @@ sequence 0.72 and 0.89 of their bandwidth). Expect errors of 20 % and more; a me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .comm import Ranks, logits_seconds, step_seconds
 from .shapes import DTYPE_BYTES, Gpu, ModelShape, dtype_name
@@ -22,6 +24,18 @@ BANDWIDTH_EFFICIENCY = 0.8
 LAYER_SECONDS = 6e-6
 """A layer beside its matrices and attention: norms, rotary embedding, activation, gaps between kernels."""
 _KEPT = 4096
+
+
+class _Attention(NamedTuple):
+    """Of the layers of one kind, all ranks together."""
+
+    pair: float
+    """FLOPs a pair of query and key."""
+    token: float
+    """Bytes of KV cache a token."""
+
+    def seconds(self, pairs: float, tokens: float, rate: float, stream: float) -> float:
+        return max(self.pair * pairs / rate, self.token * tokens / stream)
 
 
 class RooflineSteps:
@@ -59,10 +73,19 @@ class RooflineSteps:
         self._expert = model.mlp_parameters(model.moe_intermediate) * model.moe_layers if model.moe else 0
         self._expert_bytes = self._expert * each
         self._head = (model.vocab * model.hidden, model.vocab * model.hidden * 2.0)
-        self._kv = float(model.kv_bytes_per_token(kv, tp) * tp)
+        self._window = model.window
         latent = model.head_dim + model.rope_head_dim + model.v_head_dim
-        self._pair = 2.0 * model.heads * (latent if model.kv_lora_rank else 2 * model.head_dim) * model.layers
-        self._each = max(self._pair / self._rate16, self._kv / self._stream)
+        self._full = _Attention(
+            2.0 * model.heads * (latent if model.kv_lora_rank else 2 * model.head_dim) * model.full_layers,
+            model.kv_bytes_per_layer(kv, tp) * tp * model.full_layers,
+        )
+        self._near = _Attention(
+            4.0 * model.heads * model.heads_of(windowed=True)[1] * model.window_layers,
+            model.kv_bytes_per_layer(kv, tp, windowed=True) * tp * model.window_layers,
+        )
+        self._each = self._full.seconds(1, 1, self._rate16, self._stream)
+        self._near_each = self._near.seconds(1, 1, self._rate16, self._stream)
+        self._state = 2.0 * model.linear_layers * model.state_bytes / self._stream  # read and written
         self._decodes: dict[int, float] = {}
         self._fixed = host + model.layers * LAYER_SECONDS
 
@@ -95,16 +118,23 @@ class RooflineSteps:
             if len(self._decodes) >= _KEPT:
                 self._decodes.clear()
             fixed = self._decodes[n] = self._tokens(n, n)
-        return fixed + context * self._each
+        return fixed + self._attend(context, n)
+
+    def _attend(self, context: float, n: int) -> float:
+        """Attention of `n` decodes, and the states of layers without it."""
+        seconds = context * self._each + n * self._state
+        return seconds + min(context, n * self._window) * self._near_each if self._near_each else seconds
 
     def mixed(self, chunks: Sequence[Chunk], n: int, context: int, longest: int) -> float:
         tokens = n
-        pairs = 0.0
-        read = 0.0
+        pairs = read = near = near_read = 0.0
         for size, before, _ in chunks:
             tokens += size
             pairs += size * (before + size / 2)
             read += before + size
-        attention = max(self._pair * pairs / self._rate16, self._kv * read / self._stream)
-        attention += context * self._each
+            near += size * min(before + size / 2, self._window)
+            near_read += min(before, self._window) + size
+        attention = self._full.seconds(pairs, read, self._rate16, self._stream) + self._attend(context, n)
+        if self._near.pair:
+            attention += self._near.seconds(near, near_read, self._rate16, self._stream)
         return self._tokens(tokens, n + len(chunks)) + attention

@@ -20,6 +20,9 @@ DTYPE_BYTES: Final = MappingProxyType(
 )
 """Bytes an element of each dtype takes, scales included."""
 
+VOCAB_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of this (model_executor/layers/vocab_parallel_embedding.py)."""
+
 _DTYPE_NAMES: Final = MappingProxyType(
     {
         "bfloat16": "bf16",
@@ -78,31 +81,87 @@ class ModelShape:
     max_context: int = 131_072
     dtype: str = "bf16"
     """What the published weights are stored in."""
+    window: int = 0
+    """Tokens that a layer with sliding-window or chunked local attention looks back; only those stay in its cache."""
+    window_layers: int = 0
+    """Of `layers`, those with the window."""
+    chunked: bool = False
+    """The window does not slide: it is a chunk of the sequence (Llama 4)."""
+    window_kv_heads: int = 0
+    """Of a layer with the window; 0: as the others."""
+    window_head_dim: int = 0
+    """The same."""
+    linear_layers: int = 0
+    """Of `layers`, those without attention (Mamba, gated DeltaNet, short convolutions): a state of one size a sequence
+    in place of a KV cache that grows."""
+    linear_each: int = 0
+    """Weights of the mixer of one linear layer."""
+    state_bytes: int = 0
+    """State of one sequence in one linear layer, all ranks together."""
+    attention_gate: bool = False
+    """A gate as wide as the queries on the output of attention (Qwen3-Next)."""
+    index_heads: int = 0
+    """Of the indexer of sparse attention (DeepSeek-V3.2), which keeps a key of its own for each token."""
+    index_head_dim: int = 0
+    matrices: int = 3
+    """Of an MLP: gate, up and down, or without the gate 2."""
+    norms: int = 2
+    """RMS norms of the hidden size in a layer (Gemma 2 and 3: 4)."""
+    extra: int = 0
+    """Weights beside layers, embedding and LM head that no quantisation touches: a vision tower."""
 
     @property
     def moe(self) -> bool:
         return self.experts > 0
 
     @property
+    def attention_layers(self) -> int:
+        """Layers that have a KV cache."""
+        return self.layers - self.linear_layers
+
+    @property
+    def full_layers(self) -> int:
+        """Layers whose KV cache grows with every token."""
+        return self.layers - self.linear_layers - self.window_layers
+
+    @property
     def moe_layers(self) -> int:
         return self.layers - self.dense_layers if self.experts else 0
 
-    def attention_parameters(self) -> int:
-        """Weights of one layer's attention projections."""
+    def heads_of(self, windowed: bool = False) -> tuple[int, int]:
+        """KV heads and head size of a layer with attention."""
+        if not windowed:
+            return self.kv_heads, self.head_dim
+        return self.window_kv_heads or self.kv_heads, self.window_head_dim or self.head_dim
+
+    def attention_parameters(self, tp: int = 1, *, windowed: bool = False) -> float:
+        """Weights of one layer's attention projections on one of `tp` ranks. KV heads are copied where they are fewer
+        than ranks; the projections to the latents of MLA and its indexer are on every rank."""
+        heads = self.heads / tp
         if self.kv_lora_rank:
-            query = self.heads * (self.head_dim + self.rope_head_dim)
+            query = heads * (self.head_dim + self.rope_head_dim)
             q = self.hidden * self.q_lora_rank + self.q_lora_rank * query if self.q_lora_rank else self.hidden * query
-            kv = self.hidden * (self.kv_lora_rank + self.rope_head_dim)
-            kv += self.kv_lora_rank * self.heads * (self.head_dim + self.v_head_dim)
-            return q + kv + self.heads * self.v_head_dim * self.hidden
-        width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        biases = width if self.qkv_bias or self.bias else 0
+            kv: float = self.hidden * (self.kv_lora_rank + self.rope_head_dim)
+            kv += self.kv_lora_rank * heads * (self.head_dim + self.v_head_dim)
+            index = (self.q_lora_rank * self.index_heads + self.hidden) * self.index_head_dim
+            index += self.hidden * self.index_heads + 2 * self.index_head_dim
+            return q + kv + heads * self.v_head_dim * self.hidden + index
+        kv_heads, size = self.heads_of(windowed)
+        queries = heads * size
+        width = queries * (2 if self.attention_gate else 1) + 2 * max(1, -(-kv_heads // tp)) * size
+        biases: float = width if self.qkv_bias or self.bias else 0
         biases += self.hidden if self.bias else 0
-        return self.hidden * (width + self.heads * self.head_dim) + biases
+        return self.hidden * (width + queries) + biases
+
+    def all_attention_parameters(self, tp: int = 1) -> float:
+        """Of all layers."""
+        return self.full_layers * self.attention_parameters(tp) + self.window_layers * self.attention_parameters(
+            tp, windowed=True
+        )
 
     def mlp_parameters(self, width: int) -> int:
-        """Weights of one gated MLP of this width: gate, up, down."""
-        return 3 * self.hidden * width + (2 * width + self.hidden if self.bias else 0)
+        """Weights of one MLP of this width."""
+        return self.matrices * self.hidden * width + (2 * width + self.hidden if self.bias else 0)
 
     def router_parameters(self) -> int:
         return self.experts * (self.hidden + 1 if self.bias else self.hidden)
@@ -111,10 +170,9 @@ class ModelShape:
         """Weights of all routed experts, the part that gpt-oss quantises."""
         return self.moe_layers * self.experts * self.mlp_parameters(self.moe_intermediate)
 
-    def _norms(self) -> int:
-        each = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        each += self.kv_lora_rank + self.q_lora_rank
-        return self.layers * each + self.hidden
+    def norm_parameters(self) -> int:
+        attention = (2 * self.head_dim if self.qk_norm else 0) + self.kv_lora_rank + self.q_lora_rank
+        return self.layers * self.norms * self.hidden + self.attention_layers * attention + self.hidden
 
     def linear_parameters(self, experts: int | None = None) -> int:
         """Weights of the layers' matrices, with `experts` routed experts a layer (default: all of them)."""
@@ -123,18 +181,20 @@ class ModelShape:
         routed = chosen * self.mlp_parameters(self.moe_intermediate)
         shared = self.shared_experts * self.mlp_parameters(self.moe_intermediate)
         moe = self.moe_layers * (routed + shared + self.router_parameters())
-        return self.layers * self.attention_parameters() + dense + moe
+        mixers = int(self.all_attention_parameters()) + self.linear_layers * self.linear_each
+        return mixers + dense + moe
 
     def embedding_parameters(self) -> int:
         """Embedding and LM head, counted once where tied."""
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
     def parameters(self) -> int:
-        return self.linear_parameters() + self.embedding_parameters() + self._norms()
+        return self.linear_parameters() + self.embedding_parameters() + self.norm_parameters() + self.extra
 
     def active_parameters(self) -> int:
         """Weights that one token passes through, embedding and LM head counted as in `parameters`."""
-        return self.linear_parameters(self.experts_per_token) + self.embedding_parameters() + self._norms()
+        beside = self.embedding_parameters() + self.norm_parameters() + self.extra
+        return self.linear_parameters(self.experts_per_token) + beside
 
     def weight_bytes(self, dtype: str | None = None) -> int:
         """Bytes of the weights. Quantisation leaves embedding, LM head and norms at 2 bytes, as AWQ, GPTQ and vLLM's
@@ -155,14 +215,28 @@ class ModelShape:
             raise ValueError(f"{self.name} has {self.heads} attention heads, which tp {tp} does not divide")
         if not self.kv_lora_rank and self.kv_heads % tp and tp % self.kv_heads:
             raise ValueError(f"{self.name} has {self.kv_heads} KV heads, neither split nor copied evenly to tp {tp}")
+        padded = -(-self.vocab // VOCAB_PADDING) * VOCAB_PADDING
+        if padded % tp:
+            raise ValueError(f"{self.name} has a vocabulary of {padded:,}, which tp {tp} does not divide")
+        if self.layers > self.moe_layers and self.intermediate % tp:
+            raise ValueError(f"{self.name} has MLPs of width {self.intermediate:,}, which tp {tp} does not divide")
 
     def kv_bytes_per_token(self, dtype: str = "bf16", tp: int = 1) -> int:
         """Bytes of KV cache that one token takes on one rank of `tp`. KV heads are copied to every rank where there are
-        fewer than ranks; the latent of MLA is on every rank. Sliding windows are not counted: an upper bound."""
+        fewer than ranks; the latent of MLA is on every rank. Sliding windows are not counted: an upper bound (see
+        `memory.MemoryBudget.kv_bytes`)."""
+        full = self.full_layers * self.kv_bytes_per_layer(dtype, tp)
+        return int(full + self.window_layers * self.kv_bytes_per_layer(dtype, tp, windowed=True))
+
+    def kv_bytes_per_layer(self, dtype: str = "bf16", tp: int = 1, *, windowed: bool = False) -> float:
+        """The same of one layer with attention. The key of an indexer is in fp8, with a scale of 4 bytes."""
         each = DTYPE_BYTES[dtype_name(dtype)]
         if self.kv_lora_rank:
-            return int(self.layers * (self.kv_lora_rank + self.rope_head_dim) * each)
-        return int(self.layers * 2 * max(1, -(-self.kv_heads // tp)) * self.head_dim * each)
+            return (self.kv_lora_rank + self.rope_head_dim) * each + (
+                self.index_head_dim + 4 if self.index_head_dim else 0
+            )
+        kv_heads, size = self.heads_of(windowed)
+        return 2 * max(1, -(-kv_heads // tp)) * size * each
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +260,11 @@ class Gpu:
     """Seconds that one small message takes."""
     switched: bool
     """All GPUs of a node reach each other at once (NVLink, Infinity Fabric), and not over PCIe."""
-    example_price: float
+    example_price: float | None
     """USD an hour, an example only: what on-demand hosts asked at `price_date`. Set your own in the configuration."""
     price_date: str
+    reserve: int = 270_000_000
+    """Bytes that an engine takes outside of its allocator, before it talks to another GPU."""
 
     def flops(self, dtype: str) -> float:
         """FLOP/s of matrix products with weights in this dtype. Weight-only 4-bit formats compute in 16 bits."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from forebay.errors import shown
-from forebay.ledger.meters import Budget, Concurrent, Meter, Rate, Sliding, meter, span
+from forebay.ledger.meters import AnyMeter, Budget, Concurrent, Rate, Sliding, meter, span
 from forebay.ledger.records import KeyRecord
 from forebay.ledger.rules import MONEY, SELECTORS, Hold, Level, Measure, Rule
 from forebay.ledger.windows import Calendar, Span
@@ -34,7 +33,8 @@ def known_as(end_user: str) -> str:
     return hashlib.sha256(end_user.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class Who(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Who:
     """Whom a request is booked to; "" for a level that was not given."""
 
     key: str
@@ -67,7 +67,7 @@ class Group:
         names = "/".join(shown(name) for name in path if name)
         self.scope = f"{rule.each.value.replace('_', '-')} {names}" if path else rule.each.value
         """For people."""
-        self.meters: dict[Measure, Meter] = {}
+        self.meters: dict[Measure, AnyMeter] = {}
 
     def idle(self, now: float, wall: float) -> bool:
         return all(m.idle(now, wall) for m in self.meters.values())
@@ -142,7 +142,7 @@ class Scopes:
     """The rules in force and a group of meters for each scope that came by. `generation` changes when gates must be
     looked up anew."""
 
-    def __init__(self, end_users: int) -> None:
+    def __init__(self, end_users: int, sweep: int = SWEEP) -> None:
         self.generation = 0
         self.next = 1
         """The number of the next hold."""
@@ -162,7 +162,8 @@ class Scopes:
         self._most_end_users = end_users
         self._index: dict[tuple[Level, str], list[Rule]] = {}
         self._calendars: dict[tuple[Span, str], Calendar] = {}
-        self._sweep_at = SWEEP
+        self._sweep_least = sweep
+        self._sweep_at = sweep
 
     def configure(self, rules: Iterable[Rule], now: float, wall: float) -> None:
         self.rules = {rule.id: rule for rule in rules}
@@ -289,7 +290,7 @@ class Scopes:
                 continue
             made = meter(rule, measure, group.scope, self._calendar(rule, measure), now, wall)
             if had is not None:
-                made.used = had.used
+                made.take(had.used)
             group.meters[measure] = made
 
     def _calendar(self, rule: Rule, measure: Measure) -> Calendar:
@@ -302,7 +303,7 @@ class Scopes:
     def _sweep(self, now: float, wall: float) -> None:
         """Callers whose keys are gone, and who have nothing left to remember, are dropped."""
         self.groups = {at: g for at, g in self.groups.items() if not g.idle(now, wall)}
-        self._sweep_at = max(SWEEP, 2 * len(self.groups))
+        self._sweep_at = max(self._sweep_least, 2 * len(self.groups))
         self.generation += 1
 
     def __repr__(self) -> str:

@@ -11,14 +11,13 @@ room in the next. The first of `settle` and `release` counts; a second one does 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from typing import Final, Protocol
 
-import msgspec
-
 from forebay.ledger.gates import NO_METERS, Gate, Meters, Scopes, Who
-from forebay.ledger.meters import Budget, Meter, Rate, Sliding
+from forebay.ledger.meters import AnyMeter, Budget, Rate, Sliding
 from forebay.ledger.rules import MONEY, Measure, Over, Rule
 
 BUSY: Final = 1.0
@@ -40,7 +39,8 @@ class Why(StrEnum):
     UNPRICED = "unpriced"  # a limit of money, and no price is known
 
 
-class Held(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Held:
     """What one request holds."""
 
     meters: Meters
@@ -69,7 +69,8 @@ class Held(msgspec.Struct, eq=False):
         return f"<Held {self.n} {self.full} tokens {self.full_cost} nano{'' if self.open else ', closed'}>"
 
 
-class Denied(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Denied:
     """The limit that stands longest in the way."""
 
     why: Why
@@ -149,7 +150,7 @@ class Limits:
         held.rate = prompt + (guess if most is None else answer)
         held.guess = prompt + guess
 
-        soft: list[Meter] | None = None
+        soft: list[AnyMeter] | None = None
         for rate in meters.requests:
             rate.advance(now, n)
             if rate.used + 1 > rate.ceiling:
@@ -169,7 +170,7 @@ class Limits:
                     return self._denied(held, prompt, min(meters.least, asked) * copies, price, now, wall)
                 soft = _with(soft, count)
 
-        lowered: Meter | None = None
+        lowered: AnyMeter | None = None
         for budget in meters.tokens:
             if not budget.start <= wall < budget.until:
                 budget.roll(wall, n)
@@ -311,16 +312,16 @@ class Limits:
         return max(found, key=lambda d: (d.why is not Why.RATE, d.retry_after))
 
 
-def _denial(why: Why, m: Meter, needs: int, resets: float, retry_after: float, meters: Meters) -> Denied:
+def _denial(why: Why, m: AnyMeter, needs: int, resets: float, retry_after: float, meters: Meters) -> Denied:
     used = int(m.used + m.elsewhere)
     return Denied(why, m.rule, m.measure, m.scope, used, m.limit, needs, resets, retry_after, meters)
 
 
-def _with(soft: list[Meter] | None, meter: Meter) -> list[Meter]:
+def _with(soft: list[AnyMeter] | None, meter: AnyMeter) -> list[AnyMeter]:
     return [meter] if soft is None else [*soft, meter]
 
 
-def _soften(held: Held, soft: list[Meter], degraded: bool) -> None:
+def _soften(held: Held, soft: list[AnyMeter], degraded: bool) -> None:
     held.warnings += tuple(dict.fromkeys(m.rule.name for m in soft))
     if degraded:
         return

@@ -23,13 +23,11 @@ _SPREAD: Final = 60.0
 class Meter:
     """One measure of one rule, for one scope. `scope` is what the rule counts together, for people."""
 
-    __slots__ = ("elsewhere", "limit", "measure", "needs_price", "predicted", "refuses", "rule", "scope", "used")
-    used: float
+    __slots__ = ("elsewhere", "limit", "measure", "needs_price", "predicted", "refuses", "rule", "scope")
 
     def __init__(self, rule: Rule, measure: Measure, scope: str) -> None:
         self.measure = measure
         self.scope = scope
-        self.used = 0
         self.elsewhere = 0
         """What others than this process have used of it."""
         self.configure(rule)
@@ -51,13 +49,23 @@ class Meter:
         """Whether forgetting it would change nothing."""
         raise NotImplementedError
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.rule.name} {self.scope}: {self.used:g} of {self.limit} {self.measure}>"
+    def _said(self, used: float) -> str:
+        return f"<{type(self).__name__} {self.rule.name} {self.scope}: {used:g} of {self.limit} {self.measure}>"
 
 
 class Concurrent(Meter):
-    __slots__ = ()
-    used: int
+    __slots__ = ("used",)
+
+    def __init__(self, rule: Rule, measure: Measure, scope: str) -> None:
+        super().__init__(rule, measure, scope)
+        self.used = 0
+
+    def take(self, used: float) -> None:
+        """Go on with what another kind of meter had counted."""
+        self.used = int(used)
+
+    def __repr__(self) -> str:
+        return self._said(self.used)
 
     def idle(self, now: float, wall: float) -> bool:
         return self.used == 0
@@ -70,7 +78,7 @@ class Rate(Meter):
     answer was longer than what was held for it.
     """
 
-    __slots__ = ("at", "ceiling", "promised", "rate", "since")
+    __slots__ = ("at", "ceiling", "promised", "rate", "since", "used")
 
     def __init__(self, rule: Rule, measure: Measure, scope: str, now: float) -> None:
         super().__init__(rule, measure, scope)
@@ -80,6 +88,13 @@ class Rate(Meter):
         """The first hold after it was last found empty."""
         self.promised = now
         """Until when its room is promised to those who were told to come again."""
+
+    def take(self, used: float) -> None:
+        """Go on with what another kind of meter had counted."""
+        self.used = float(used)
+
+    def __repr__(self) -> str:
+        return self._said(self.used)
 
     def configure(self, rule: Rule) -> None:
         super().configure(rule)
@@ -130,17 +145,24 @@ class Budget(Meter):
     """Tokens or money of calendar windows. Where a clock that had jumped ahead is put right, the window before is taken
     up again, and what was used meanwhile counts in it."""
 
-    __slots__ = ("before", "calendar", "since", "start", "until")
-    used: int
+    __slots__ = ("before", "calendar", "since", "start", "until", "used")
 
     def __init__(self, rule: Rule, measure: Measure, scope: str, calendar: Calendar, wall: float) -> None:
         super().__init__(rule, measure, scope)
+        self.used = 0
         self.calendar = calendar
         self.since = 0
         """The first hold of the window."""
         self.start, self.until = calendar.window(wall)
         self.before: tuple[float, float, int, int, int] | None = None
         """The window before: start, until, used, elsewhere, since."""
+
+    def take(self, used: float) -> None:
+        """Go on with what another kind of meter had counted."""
+        self.used = int(used)
+
+    def __repr__(self) -> str:
+        return self._said(self.used)
 
     def fits(self, rule: Rule) -> bool:
         return rule.window is Window.CALENDAR and rule.zone == self.calendar.zone.key
@@ -184,11 +206,11 @@ class Sliding(Meter):
     """Tokens or money of the last 24 hours or 30 days, in hours or days: what is older leaves by whole ones, so never
     more than the limit passes in any such time, and as much as a part of it less."""
 
-    __slots__ = ("_older", "_opened", "_parts", "_seconds", "since", "start", "told", "until")
-    used: int
+    __slots__ = ("_older", "_opened", "_parts", "_seconds", "since", "start", "told", "until", "used")
 
     def __init__(self, rule: Rule, measure: Measure, scope: str, span: Span, wall: float) -> None:
         super().__init__(rule, measure, scope)
+        self.used = 0
         self._parts, self._seconds = SLOTS[span]
         self._older: deque[list[Any]] = deque()
         """Parts that are over, the oldest first: when it began, amount, its first hold."""
@@ -200,6 +222,13 @@ class Sliding(Meter):
         self.until = self.start + self._seconds
         self.told = 0.0
         """When `elsewhere` was last said: Unix time. It is forgotten when it is older than the window."""
+
+    def take(self, used: float) -> None:
+        """Go on with what another kind of meter had counted."""
+        self.used = int(used)
+
+    def __repr__(self) -> str:
+        return self._said(self.used)
 
     def fits(self, rule: Rule) -> bool:
         return rule.window is Window.SLIDING
@@ -265,7 +294,10 @@ class Sliding(Meter):
         return self.used == 0 and self.elsewhere == 0
 
 
-def meter(rule: Rule, measure: Measure, scope: str, calendar: Calendar | None, now: float, wall: float) -> Meter:
+AnyMeter = Concurrent | Rate | Budget | Sliding
+
+
+def meter(rule: Rule, measure: Measure, scope: str, calendar: Calendar | None, now: float, wall: float) -> AnyMeter:
     if measure is Measure.CONCURRENT:
         return Concurrent(rule, measure, scope)
     if measure in (Measure.REQUESTS_MINUTE, Measure.TOKENS_MINUTE):

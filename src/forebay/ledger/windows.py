@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
+from math import floor
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -41,7 +42,7 @@ class Calendar:
         return self._first, self._until
 
     def _find(self, at: float) -> tuple[float, float]:
-        at = min(max(at, _LEAST), _MOST)
+        at = floor(min(max(at, _LEAST), _MOST))  # datetime rounds to microseconds: over midnight, too
         begins = self._begin(datetime.fromtimestamp(at, self.zone).date())
         first, until = self._instant(begins), self._instant(self._after(begins))
         # Where clocks were put back over midnight, a date's last hour comes again when the next has already begun.

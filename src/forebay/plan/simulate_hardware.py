@@ -127,7 +127,7 @@ def _resolved(found: Resolved, wanted: Wanted, given: Mapping[str, Any]) -> Hard
             **sizes,
         )
         engine["num_blocks"] = tokens // sizes["block_size"]
-    price = None if card is None else card.example_price * wanted.tp
+    price = None if card is None or card.example_price is None else card.example_price * wanted.tp
     notes = (f"step times are a {found.note}",) if found.source == "roofline" else ()
     kv_dtype = kv_dtype_of(found.kv_dtype, found.dtype or model.dtype)
     return Hardware(

@@ -15,9 +15,12 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from forebay.policy.asks import Ask, Class, Stage
 from forebay.policy.decisions import Admit, Decision, Quote, Refuse, Wait
-from forebay.policy.engine_books import EngineBooks, Facts, Report
+from forebay.policy.engine_books import EngineBooks
+from forebay.policy.facts import Facts, Report
 from forebay.policy.lengths import LONGEST
 from forebay.policy.lines import ADMITTED, ADMITTED_LATE, BATCH, TOO_LONG, Lines, asks_for
 from forebay.policy.placement import FEW, SAMPLED, Candidates, Placer
@@ -44,6 +47,7 @@ LOOK_AFTER: Final = 0.001
 """Seconds between two looks at those who wait, at least, where nothing else happens."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Admission(Lines):
     """Mutable state, beside that of `Lines`: what placement knows, the books of engines that are gone, how many engines
     would do."""
@@ -246,7 +250,7 @@ class Admission(Lines):
             most = LONGEST if ask.max_tokens is None else min(ask.max_tokens, LONGEST)
             if tokens > ask.produced:
                 ask.produced = max(ask.produced, min(tokens, most))  # an engine that says more is not believed
-            prompt: float = ask.prompt_tokens
+            prompt: float = float(ask.prompt_tokens)
             if ask.holder is not None:
                 if ask.prefix:
                     self.placer.left(ask)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from math import exp, inf
 from typing import Final
 
 from forebay.policy.asks import Ask, Class, Stage
 from forebay.policy.drain import Supply
+from forebay.policy.facts import Facts, Report
 from forebay.policy.kv import KvBook
 from forebay.policy.lengths import Lengths
-from forebay.policy.prior import PrefillPrior
 from forebay.policy.rules import Rules
 from forebay.policy.scale import Factor
 from forebay.policy.shed import Shedder
@@ -46,38 +45,6 @@ CALM: Final = 8
 LEAST_SHARE: Final = 0.01
 _UNBOUNDED: Final = 1 << 40
 """Blocks of an engine that does not say how many it has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What is known of an engine before the first request."""
-
-    kv_tokens: int | None
-    """None: not known, and no bound until a report says it."""
-    block_size: int = 16
-    max_num_seqs: int = 256
-    concurrency: int | None = None
-    """Answers that it is to run at once, times its factor (`scale`) and at most `max_num_seqs`; None: those."""
-    prefill: PrefillPrior
-    cost: float = 1.0
-    """What it costs, relative to others."""
-    zone: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What an engine says of itself. None: it does not say."""
-
-    kv_used: float | None = None
-    """Share of its KV blocks in use, 0 to 1."""
-    kv_tokens: int | None = None
-    preemptions: int | None = None
-    swapped: int | None = None
-    """Blocks, ever since it started."""
-    adapters: tuple[str, ...] | None = None
-    """LoRA adapters that it has loaded."""
-    share: float = 1.0
-    """Of itself that it is to be given, over 0 to 1: less while it starts slowly."""
 
 
 class EngineBooks:

@@ -203,14 +203,14 @@ class Band:
 
     def _ahead(self, mine: Line | None, counter: float, stamp: float, i: int) -> tuple[int, float]:
         """Before the i-th of `mine`, whose counter and place among equals are these."""
-        own: float = 0
-        service: float = 0
+        own: float = 0.0
+        service: float = 0.0
         if mine is not None:
             if i < len(mine.slots) - i:
-                own = sum(mine.prompts[:i])
+                own = float(sum(mine.prompts[:i]))
                 service = sum(mine.services[:i])
             else:
-                own = mine.tokens - sum(mine.prompts[i:])
+                own = float(mine.tokens - sum(mine.prompts[i:]))
                 service = mine.service - sum(mine.services[i:])
         upto = counter + service
         order = self._order

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from forebay.policy.asks import Ask, Class, Stage
 from forebay.policy.decisions import Refuse
 from forebay.policy.drain import NEVER, Drain, Supply
@@ -33,6 +35,7 @@ BATCH: Final = 64
 one between other work they would cost three times as much."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Lines:
     """Mutable state: the books of each engine, a room of those who wait and a drain for each model, the length
     statistics."""

@@ -41,11 +41,11 @@ random choices is nearly as good as the best of all, Mitzenmacher 2001).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, inf, isfinite
+from math import exp, inf
 from typing import TYPE_CHECKING, Final, Protocol
 
-from forebay.policy.prefix import BYTES_A_BLOCK, MOST_BYTES, PrefixIndex, salted
+from forebay.policy.prefix import PrefixIndex, salted
+from forebay.policy.rules import PlacementRules
 
 if TYPE_CHECKING:
     from forebay.policy.asks import Ask, Class
@@ -107,47 +107,6 @@ class RoundRobin:
 
     def __repr__(self) -> str:
         return f"<RoundRobin {self._turns}>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRules:
-    """The weights of the score. Raises ValueError, with the field's name, for one that is none."""
-
-    interference: float = 0.01
-    """Seconds that one of another request's decoding counts."""
-    balance: float = 1.0
-    """Of the seconds that `recompute` makes of a typical request, how many times them an engine counts that was given
-    twice the mean of work lately."""
-    recompute: float = 50.0
-    """Seconds that one of its prefill counts."""
-    late: float = 3.0
-    """Seconds that one beyond the promised time to first token counts."""
-    price: float = 1.0
-    """Seconds that a request may wait longer for an engine whose cost is less by 1."""
-    zone: str = ""
-    """The gateway's; empty: none is far."""
-    zone_penalty: float = 0.05
-    adapter_load: float = 0.5
-    affinity: float = 2.0
-    index_bytes: int = MOST_BYTES
-    """What the prefix index may take."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "interference",
-            "balance",
-            "recompute",
-            "late",
-            "price",
-            "zone_penalty",
-            "adapter_load",
-            "affinity",
-        ):
-            value: float = getattr(self, name)
-            if not (value >= 0 and isfinite(value)):
-                raise ValueError(f"{name} must be at least 0, not {value}")
-        if self.index_bytes < BYTES_A_BLOCK:
-            raise ValueError(f"index_bytes must be at least {BYTES_A_BLOCK}, not {self.index_bytes}")
 
 
 class Candidates:

@@ -19,90 +19,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import inf, isfinite
+from math import inf
 from typing import Final, NamedTuple
 
 from forebay.policy.asks import Ask, Class
 from forebay.policy.fair import Band, Slot
-
-__all__ = ["Bounds", "Put", "QueueRules", "WaitingRoom"]
+from forebay.policy.rules import QueueRules
 
 FULL: Final = "queue_full"
 HELD_BACK: Final = "queue_held_back"
 CLASS_FULL: Final = "queue_class_full"
 LATE: Final = "deadline_passed"
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many may wait, and how many prompt tokens they may bring."""
-
-    requests: int
-    tokens: int
-
-    def __post_init__(self) -> None:
-        for name in ("requests", "tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRules:
-    """Raises ValueError, with the field's name, for rules that contradict themselves."""
-
-    requests: int = 2_000
-    tokens: int = 8_000_000
-    """Prompt tokens of all who wait. An empty room takes an ask of any length."""
-    normal_share: float = 0.8
-    """The share of the room, filled by whomever, from which on `normal` is refused."""
-    low_share: float = 0.5
-    """The same for `low`, which moreover gives way to the others."""
-    vip: Bounds | None = None
-    """A bound of one class's own, on top."""
-    normal: Bounds | None = None
-    low: Bounds | None = None
-    low_starvation_s: float = 20.0
-    """Seconds after which a `low` ask counts as `normal`; infinite: never."""
-    starved_share: float = 0.1
-    """Of the turns of `normal`, at most, go to such asks while others wait; 1: they are all `normal`."""
-    locality_tokens: float = 0.0
-    """Weighted tokens of service by which a tenant with a warm prefix may go before its turn."""
-    input_weight: float = 1.0
-    output_weight: float = 2.0
-    idle_tenants: int = 4_096
-    """Tenants a class whose counters are remembered while they do not wait."""
-
-    def __post_init__(self) -> None:
-        Bounds(self.requests, self.tokens)
-        if not 0 < self.low_share <= self.normal_share <= 1:
-            raise ValueError(
-                f"low_share and normal_share must be greater than 0, at most 1 and in this order, not {self.low_share} "
-                f"and {self.normal_share}"
-            )
-        if not self.low_starvation_s > 0:
-            raise ValueError(f"low_starvation_s must be greater than 0, not {self.low_starvation_s}")
-        if not 0 < self.starved_share <= 1:
-            raise ValueError(f"starved_share must be greater than 0 and at most 1, not {self.starved_share}")
-        for name in ("locality_tokens", "input_weight", "output_weight"):
-            value = getattr(self, name)
-            if not (value >= 0 and isfinite(value)):
-                raise ValueError(f"{name} must be finite and at least 0, not {value}")
-        if self.input_weight + self.output_weight == 0:
-            raise ValueError("input_weight and output_weight must not both be 0")
-        if self.idle_tenants < 1:
-            raise ValueError(f"idle_tenants must be at least 1, not {self.idle_tenants}")
-
-    def service(self, prompt_tokens: float, output_tokens: float) -> float:
-        """Weighted tokens: what is charged and settled."""
-        return self.input_weight * prompt_tokens + self.output_weight * output_tokens
-
-    def share(self, cls: Class) -> float:
-        return 1.0 if cls is Class.VIP else self.normal_share if cls is Class.NORMAL else self.low_share
-
-    def own(self, cls: Class) -> Bounds | None:
-        return self.vip if cls is Class.VIP else self.normal if cls is Class.NORMAL else self.low
 
 
 class Put(NamedTuple):

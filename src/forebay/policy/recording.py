@@ -19,7 +19,7 @@ import msgspec
 from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Class
 from forebay.policy.decisions import Admit, Decision, Quote, Wait
-from forebay.policy.engine_books import Facts, Report
+from forebay.policy.facts import Facts, Report
 from forebay.policy.rules import Rules
 
 FORMAT: Final = 1

@@ -26,16 +26,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import ceil, exp, inf, isfinite
+from math import ceil, exp, inf
 from typing import TYPE_CHECKING, Final
+
+from forebay.policy.rules import ScaleRules
 
 if TYPE_CHECKING:
     from forebay.policy.drain import Drain
     from forebay.policy.engine_books import EngineBooks
     from forebay.policy.queue import WaitingRoom
-
-__all__ = ["Factor", "Replicas", "ScaleRules", "Scaling"]
 
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks at what models need."""
@@ -43,43 +42,6 @@ SPAN: Final = 15.0
 """Seconds after which what was seen counts 1/e."""
 MOST_ASKED: Final = 10.0
 """Times what was taken that what was asked for counts: nobody knows what of it is one client that does not wait."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleRules:
-    """Raises ValueError, with the field's name, for rules that contradict themselves."""
-
-    every_s: float = 60.0
-    up: float = 0.2
-    down: float = 0.1
-    least: float = 0.5
-    most: float = 2.0
-    up_over: float = 5.0
-    """Requests waiting for each place of the cap over which the factor rises."""
-    down_under: float = 1.0
-    """The same under which it falls."""
-    target: float = 0.8
-    """The share of an engine's capacity that is meant to be used."""
-    settle_s: float = 300.0
-    """Seconds for which fewer replicas must do before fewer are desired."""
-    least_replicas: int = 1
-    most_replicas: int = 256
-
-    def __post_init__(self) -> None:
-        for name in ("every_s", "up", "down", "target"):
-            value = getattr(self, name)
-            if not (value > 0 and isfinite(value)):
-                raise ValueError(f"{name} must be greater than 0, not {value}")
-        if not 0 < self.least <= 1 <= self.most < inf:
-            raise ValueError(f"least must be greater than 0, with 1 between it and most, not {self.least}, {self.most}")
-        if not 0 <= self.down_under <= self.up_over < inf:
-            raise ValueError(f"down_under must be from 0 to up_over, not {self.down_under} and {self.up_over}")
-        if not self.settle_s >= 0:
-            raise ValueError(f"settle_s must be at least 0, not {self.settle_s}")
-        if not 0 <= self.least_replicas <= self.most_replicas:
-            raise ValueError(
-                f"least_replicas must be from 0 to most_replicas, not {self.least_replicas} and {self.most_replicas}"
-            )
 
 
 class Factor:

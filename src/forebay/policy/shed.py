@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
 from forebay.policy.asks import Class
-
-__all__ = ["Shed", "ShedRules", "Shedder"]
+from forebay.policy.rules import ShedRules
 
 KV_FULL: Final = "shed_kv"
 PREEMPTING: Final = "shed_preempting"
@@ -24,46 +22,6 @@ PREEMPTING: Final = "shed_preempting"
 
 def _ceilings() -> dict[Class, float]:
     return {Class.VIP: 0.97, Class.NORMAL: 0.92, Class.LOW: 0.75}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShedRules:
-    """Raises ValueError, with the field's name, for rules that contradict themselves."""
-
-    shed_at: float = 0.85
-    """Share of the KV cache whose predicted use begins the shedding."""
-    resume_at: float = 0.80
-    """The share under which it ends."""
-    first: float = 0.25
-    """The level after the first rise of a counter."""
-    rise: float = 2.0
-    """What each further one multiplies it by, up to 1."""
-    fall_per_s: float = 0.02
-    """By how much the level falls each second without a rise."""
-    normal_at: float = 0.5
-    """The level from which on `normal` and anonymous asks are refused too; `low` is at any."""
-    depth: float = 0.3
-    """The part of ceilings and thresholds that level 1 takes away."""
-    history: int = 256
-
-    def __post_init__(self) -> None:
-        if not 0 < self.resume_at <= self.shed_at <= 1:
-            raise ValueError(
-                f"resume_at and shed_at must be greater than 0, at most 1 and in this order, not {self.resume_at} and "
-                f"{self.shed_at}"
-            )
-        for name in ("first", "normal_at"):
-            value = getattr(self, name)
-            if not 0 < value <= 1:
-                raise ValueError(f"{name} must be greater than 0 and at most 1, not {value}")
-        if not (self.rise > 1 and isfinite(self.rise)):
-            raise ValueError(f"rise must be greater than 1, not {self.rise}")
-        if not (self.fall_per_s > 0 and isfinite(self.fall_per_s)):
-            raise ValueError(f"fall_per_s must be greater than 0, not {self.fall_per_s}")
-        if not 0 <= self.depth < 1:
-            raise ValueError(f"depth must be at least 0 and less than 1, not {self.depth}")
-        if self.history < 1:
-            raise ValueError(f"history must be at least 1, not {self.history}")
 
 
 class Shed(NamedTuple):

@@ -258,7 +258,7 @@ class TtftBook:
             done = 2 * passed / (a + sqrt(a * a + 2 * pair * passed))
         most = front.tokens if front.tokens > self._budget else self._budget
         if done > most:
-            done = most
+            done = float(most)
         return done if done < self.tokens else self.tokens
 
     def until(self, tokens: float, now: float) -> float:
@@ -304,7 +304,7 @@ class TtftBook:
         front = self._front
         late = 0.0
         if front is None:
-            tokens: float = own
+            tokens: float = float(own)
             level = 1 if n else 0
             if self._pace and now - self._last > _STALE:
                 self._pace, self._factor, self._far = 0.0, 1.0, 0

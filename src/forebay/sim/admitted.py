@@ -8,7 +8,7 @@ from forebay.hardware.steptime import StepTime
 from forebay.policy.admission import Admission
 from forebay.policy.asks import Ask, Class
 from forebay.policy.decisions import Admit, Decision
-from forebay.policy.engine_books import Facts, Report
+from forebay.policy.facts import Facts, Report
 from forebay.policy.prefix import BLOCK_TOKENS
 from forebay.policy.prior import PrefillPrior
 from forebay.policy.rules import Rules

@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from forebay.policy.asks import Ask
-from forebay.policy.engine_books import EngineBooks, Facts, Report
+from forebay.policy.engine_books import EngineBooks
+from forebay.policy.facts import Facts, Report
 from forebay.policy.recording import (
     FORMAT,
     AskQuote,

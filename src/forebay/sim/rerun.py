@@ -18,7 +18,7 @@ from math import inf
 from forebay.config.models import Class
 from forebay.hardware.steptime import Chunk
 from forebay.policy.asks import Ask
-from forebay.policy.engine_books import Facts
+from forebay.policy.facts import Facts
 from forebay.policy.leastsquares import Five
 from forebay.policy.recording import Asked, Call, End, EngineHere, Offer, Recording, Reported, Sink, typed
 from forebay.policy.rules import Rules
