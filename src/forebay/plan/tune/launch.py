@@ -17,6 +17,8 @@ from typing import Any, Final, Literal
 from forebay.config.engine import Engine
 from forebay.config.launch import filled_in
 from forebay.engines.launching.commands import PROGRAMS, CommandLine, command_of, mistakes
+from forebay.hardware.catalogue import find_gpu, find_model
+from forebay.hardware.memory import Deployment, budget
 from forebay.plan.simulate import Ready
 from forebay.plan.tune import flags
 from forebay.plan.tune.space import Setting
@@ -76,21 +78,30 @@ class Start:
 
 
 def shares(ready: Ready, setting: Setting) -> Shares | None:
-    """None where the memory of the GPU or the shape of the model is not known."""
-    from forebay.hardware.agreement import kv_dtype_of
-    from forebay.hardware.catalogue import UnknownGpu, UnknownModel, find_gpu, find_model
-
+    """None where the memory of the GPU or the shape of the model is not known. Of prefill and decode engines with a `tp`
+    of their own, those of the prefill engines."""
     hardware = ready.hardware
     if hardware.gpu is None or hardware.model is None:
         return None
     try:
         card, shape = find_gpu(hardware.gpu), find_model(hardware.model)
-    except (UnknownGpu, UnknownModel):
+        found = budget(
+            Deployment(
+                model=shape,
+                gpu=card,
+                tp=setting.tp,
+                dtype=setting.dtype,
+                kv_dtype=setting.kv_dtype,
+                max_model_len=setting.max_model_len,
+                max_num_seqs=setting.max_num_seqs,
+                max_num_batched_tokens=setting.max_num_batched_tokens,
+                gpu_memory_utilization=setting.gpu_memory_utilization,
+                enforce_eager=setting.enforce_eager,
+            )
+        )
+    except (LookupError, ValueError):  # a model or GPU that only a profile knows
         return None
-    dtype = shape.dtype if setting.dtype == "auto" else setting.dtype
-    each = shape.kv_bytes_per_token(kv_dtype_of(setting.kv_dtype, dtype), setting.tp)
-    kv = ready.settings.kv_tokens * each / card.memory
-    return Shares(shape.weight_bytes(dtype) / setting.tp / card.memory, kv, setting.gpu_memory_utilization)
+    return Shares(found.weights / found.total, found.kv / found.total, setting.gpu_memory_utilization)
 
 
 def starts(
