@@ -78,8 +78,8 @@ class Start:
 
 
 def shares(ready: Ready, setting: Setting) -> Shares | None:
-    """None where the memory of the GPU or the shape of the model is not known. Of prefill and decode engines with a `tp`
-    of their own, those of the prefill engines."""
+    """None where the memory of the GPU or the shape of the model is not known. Where decode engines have a `tp` of
+    their own, those of the prefill engines."""
     hardware = ready.hardware
     if hardware.gpu is None or hardware.model is None:
         return None
