@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 from typing import Any
@@ -13,6 +14,10 @@ from rich.table import Table
 from benchmarks.common import BenchError, env_names, run, verdict, write_results
 from benchmarks.tune import outside
 from benchmarks.tune.cases import CASES, Case
+from forebay.plan.tune.pool import Pool, Task
+from forebay.plan.tune.search import Wish
+from forebay.plan.tune.space import Setting
+from forebay.plan.tune.trial import Trial
 
 SETTINGS_BAR = 200
 SECONDS_BAR = 300.0
@@ -52,33 +57,34 @@ def _searches(
 ) -> list[dict[str, Any]]:
     from forebay.plan.tune.result import loss
     from forebay.plan.tune.run import run as tune
-    from forebay.plan.tune.trial import Lab
 
     rows = []
     table = Table(title="Requests a second within the SLO, from the same GPUs, both by the simulator")
-    for column in ("", "settings", "seconds", "forebay tune", "bears", "aiconfigurator", "bears", "ours − theirs"):
+    for column in (
+        "",
+        "settings",
+        "seconds",
+        "CPU s",
+        "forebay tune",
+        "bears",
+        "aiconfigurator",
+        "bears",
+        "ours − theirs",
+    ):
         table.add_column(column, justify="left" if column in ("", "forebay tune", "aiconfigurator") else "right")
     for case in cases:
         theirs = outside.recommendations(case)
         wish = case.wish(jobs=os.cpu_count() or 1)
         _warm(wish, theirs)
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), _cpu()
         result = tune(wish, None, lambda name, done, of: None)
-        seconds = time.perf_counter() - began
+        seconds, cpu = time.perf_counter() - began, _cpu() - spent
         if result is None:
             raise BenchError(f"{case.name}: the search was broken off")
         results.append((case, result))
-        lab = Lab(wish.problem)
-        size, best = result["search"]["requests"][2], result["best"]
-
-        def judged(setting: Any, guess: float, lab: Any = lab, size: int = size, seeds: int = wish.seeds) -> list[Any]:
-            return [lab.capacity(setting, guess, size, 0.0, seed) for seed in range(seeds)]
-
-        ours_setting = case.setting(best["setting"])
-        guess = best["at_capacity"]["speed"]
-        ours = judged(ours_setting, guess)
-        judged_theirs = [(setting, judged(setting, guess)) for setting in theirs]
-        their_best, other = max(judged_theirs, key=lambda pair: sum(t.capacity for t in pair[1]))
+        ours_setting = case.setting(result["best"]["setting"])
+        ours, *judged = _judged(wish, result, [ours_setting, *theirs])
+        their_best, other = max(zip(theirs, judged, strict=True), key=lambda pair: sum(t.capacity for t in pair[1]))
         lost = loss(ours, other)
         mine, other_mean = (sum(t.capacity for t in trials) / len(trials) for trials in (ours, other))
         searched = result["search"]["settings"]
@@ -88,20 +94,40 @@ def _searches(
             fell.append(f"{case.name}: only {searched} settings were searched, the bar is {SETTINGS_BAR}")
         if mine < other_mean * (1 - EVEN):
             fell.append(f"{case.name}: ours bears {mine:.3g}/s, aiconfigurator's {other_mean:.3g}/s")
+        say.print(f"{case.name}: searched in {seconds:.0f} s, {cpu:.0f} s of CPU", highlight=False)
         table.add_row(
-            case.name, f"{searched}", f"{seconds:.0f}", str(ours_setting), f"{mine:.3g}/s", str(their_best),
+            case.name, f"{searched}", f"{seconds:.0f}", f"{cpu:.0f}", str(ours_setting), f"{mine:.3g}/s", str(their_best),
             f"{other_mean:.3g}/s", f"{mine / other_mean - 1:+.1%}" if other_mean else "–",
         )  # fmt: skip
         rows.append(
             {
                 "case": case.name, "settings": searched, "simulations": result["search"]["simulations"],
-                "seconds": seconds, "ours": str(ours_setting), "capacity": [t.capacity for t in ours],
-                "theirs": [{"setting": str(s), "capacity": [t.capacity for t in ts]} for s, ts in judged_theirs],
+                "seconds": seconds, "cpu_seconds": cpu, "ours": str(ours_setting),
+                "capacity": [t.capacity for t in ours],
+                "theirs": [
+                    {"setting": str(s), "capacity": [t.capacity for t in ts]}
+                    for s, ts in zip(theirs, judged, strict=True)
+                ],
                 "loss_of_theirs": lost, "step_times": result["step_time"]["source"],
             }
         )  # fmt: skip
     say.print(table)
     return rows
+
+
+def _cpu() -> float:
+    """Of this process and of its workers that have ended, in seconds."""
+    mine, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return mine.ru_utime + mine.ru_stime + theirs.ru_utime + theirs.ru_stime
+
+
+def _judged(wish: Wish, result: dict[str, Any], settings: list[Setting]) -> list[list[Trial]]:
+    """Trials of each, with every seed, as the search's last rounds are made."""
+    size, guess = result["search"]["requests"][2], result["best"]["at_capacity"]["speed"]
+    tasks = [Task("capacity", (s, guess, size, 0.0, seed)) for s in settings for seed in range(wish.seeds)]
+    with Pool(wish.problem, wish.jobs) as pool:
+        found = pool.map(tasks)
+    return [found[i * wish.seeds : (i + 1) * wish.seeds] for i in range(len(settings))]
 
 
 def _warm(wish: Any, theirs: list[Any]) -> None:
