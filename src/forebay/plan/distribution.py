@@ -34,8 +34,10 @@ class Distribution:
         self._counts[i if i < _BUCKETS else _BUCKETS - 1] += times
         self.count += times
         self.total += seconds * times
-        self.least = min(self.least, seconds)
-        self.largest = max(self.largest, seconds)
+        if seconds < self.least:
+            self.least = seconds
+        if seconds > self.largest:
+            self.largest = seconds
 
     @property
     def mean(self) -> float | None:
@@ -61,7 +63,10 @@ class Distribution:
 
     def merge(self, other: Distribution) -> None:
         """Take the other's observations in."""
-        self._counts = array("Q", map(add, self._counts, other._counts))
+        if not other.count:
+            return
+        low, high = _bucket(other.least), _bucket(other.largest) + 1  # the rest of it is 0
+        self._counts[low:high] = array("Q", map(add, self._counts[low:high], other._counts[low:high]))
         self.count += other.count
         self.total += other.total
         self.least = min(self.least, other.least)

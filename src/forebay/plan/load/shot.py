@@ -11,6 +11,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from forebay.api import openai
+from forebay.counters import Histogram
+from forebay.gateway.tap import Tap, suffix_of
 from forebay.plan.target import MAX_BODY
 from forebay.wire.head import Header
 from forebay.wire.sse import EventTooLarge, Framer, count, data_of, split
@@ -51,7 +53,6 @@ class Shot(WholeInParts):
         "ended_at",
         "events",
         "first",
-        "heard_at",
         "last",
         "prompt_tokens",
         "retry_after",
@@ -63,7 +64,6 @@ class Shot(WholeInParts):
         self._owner = owner
         self.began = began
         self.call: Call | None = None
-        self.heard_at = 0.0
         self.events = 0
         """With content."""
         self.first = 0.0
@@ -83,6 +83,11 @@ class Shot(WholeInParts):
         self._framer: Framer | None = None
         self._body = b""
         self._done = False
+
+    @property
+    def heard_at(self) -> float:
+        """When content came last; 0 before."""
+        return self.last
 
     @property
     def output_tokens(self) -> int:
@@ -180,11 +185,30 @@ class Shot(WholeInParts):
             self.prompt_tokens = usage.prompt_tokens
             self.cached_tokens = usage.cached_tokens or 0
         if chunk.has_content:
+            if not self.first:
+                self._begin(event, now)
             if not chunk.is_last or _says_something(chunk):
                 self._content(now, 1)
             if chunk.is_last:
                 self._last_choice(now)
         return True
+
+    def _begin(self, event: bytes, now: float) -> None:
+        """Content has come: events like this one are counted from now on without a look into them."""
+        suffix = suffix_of(event)
+        if self.call is None:
+            return
+        if suffix is None:
+            self.call.begin()
+            return
+        tap = Tap(Histogram(()), now)
+        tap.learn(suffix)
+        tap.write_to(self._taken)
+        self.call.begin(tap)
+
+    def _taken(self, chunk: bytes) -> None:
+        """A chunk that holds one event of words."""
+        self._content(monotonic(), 1)
 
     def _content(self, now: float, n: int) -> None:
         """`n` content events have come at once."""
@@ -205,8 +229,6 @@ class Shot(WholeInParts):
 
     def _first(self, now: float, n: int) -> None:
         self.first = now
-        if self.call is not None:
-            self.call.begin()
         self._owner.first(self, now, n)
 
     def fail(self, error: str) -> None:
