@@ -20,9 +20,9 @@ import typer
 from forebay.plan.target import LoadError, Target, models
 
 if TYPE_CHECKING:
-    from forebay.plan.load import Load, Plan
+    from forebay.plan.load import Load
     from forebay.plan.load.knee import Search, Step
-    from forebay.plan.load.measure import Around, Watch
+    from forebay.plan.load.measure import Around, Ready, Watch
     from forebay.sim.workloads.distributions import Distribution
     from forebay.sim.workloads.mix import Mix
 
@@ -236,11 +236,11 @@ def command(
             same_words=same_words,
         )
         around = _around(keys, warmup, fit_lengths, gpu_hour, gateway_cost)
-        prepared(target, base, around)  # what is wrong is said before the network is touched
+        ready = prepared(target, base, around)  # what is wrong is said before the network is touched
         search = _search(find_knee, knee_share, knee_precision, knee_steps)
         for path in (json_file, html_file, records):
             _writable(path)
-        done = _run(target, url, base, around, search, records, lambda name: _price(price, prices, name), model)
+        done = _run(target, url, ready, around, search, records, lambda name: _price(price, prices, name), model)
     except LoadError as e:
         print(f"forebay bench: {e}", file=sys.stderr)
         raise typer.Exit(2) from None
@@ -392,7 +392,7 @@ def _writable(path: str | None) -> None:
 def _run(
     target: Target,
     url: str,
-    plan: Plan,
+    ready: Ready,
     around: Around,
     search: Callable[[float], Search] | None,
     records: str | None,
@@ -408,10 +408,10 @@ def _run(
         key = next(iter(around.keys.values()), around.key)
         known = await models(target, key)
         name = _model(target, model, known)
-        chosen = replace(plan, model=name)
+        chosen = replace(ready, plan=replace(ready.plan, model=name))
         paid = replace(around, price=price(name))
         with contextlib.ExitStack() as stack:
-            watch = _watch(stack, chosen)
+            watch = _watch(stack)
             if records is not None:
                 watch.on_record = stack.enter_context(recording(records))
             if search is not None:
@@ -431,7 +431,7 @@ def _model(target: Target, model: str | None, known: list[str]) -> str:
     return model
 
 
-def _watch(stack: contextlib.ExitStack, plan: Plan) -> Watch:
+def _watch(stack: contextlib.ExitStack) -> Watch:
     from forebay.plan.load.measure import Watch
 
     loop = asyncio.get_running_loop()
@@ -441,7 +441,7 @@ def _watch(stack: contextlib.ExitStack, plan: Plan) -> Watch:
             loop.add_signal_handler(s, load.interrupt)
 
     on_step = _told if not sys.stderr.isatty() else lambda step: None
-    return Watch(on_load, _progress(stack, plan) if sys.stderr.isatty() else None, None, on_step)
+    return Watch(on_load, _progress(stack) if sys.stderr.isatty() else None, None, on_step)
 
 
 def _told(step: Step) -> None:
@@ -449,7 +449,7 @@ def _told(step: Step) -> None:
     print(f"forebay bench: {step.rate:.4g} requests/s: {kept}", file=sys.stderr)
 
 
-def _progress(stack: contextlib.ExitStack, plan: Plan) -> Callable[[Load], None]:
+def _progress(stack: contextlib.ExitStack) -> Callable[[Load], None]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -78,24 +78,24 @@ def prepared(target: Target, plan: Plan, around: Around) -> Ready:
     return Ready(plan, found, callers, books)
 
 
-async def measure(target: Target, url: str, plan: Plan, around: Around, watch: Watch) -> dict[str, Any]:
+async def measure(target: Target, url: str, ready: Ready, around: Around, watch: Watch) -> dict[str, Any]:
     """One run as JSON. Raises LoadError."""
-    ready = prepared(target, plan, around)
     ready = await _warmed(target, ready, around)
     result, facts = await _run(target, url, ready, around, watch, None)
     return as_json(facts, ready.plan, result)
 
 
 async def find_knee(
-    target: Target, url: str, plan: Plan, around: Around, watch: Watch, search: Callable[[float], knee.Search]
+    target: Target, url: str, ready: Ready, around: Around, watch: Watch, search: Callable[[float], knee.Search]
 ) -> dict[str, Any]:
     """The knee as JSON: the run at it, with all steps in `knee`. `search` is told the plan's own rate. Raises
     LoadError."""
-    if not plan.open:
+    if not ready.plan.open:
         raise LoadError("the knee is a rate: it is searched for with an open loop, not with a concurrency")
-    if plan.seconds is None and plan.requests is None:
-        plan = replace(plan, seconds=STEP_SECONDS)
-    ready = await _warmed(target, prepared(target, plan, around), around)
+    if ready.plan.seconds is None and ready.plan.requests is None:
+        ready = replace(ready, plan=replace(ready.plan, seconds=STEP_SECONDS))
+    ready = await _warmed(target, ready, around)
+    plan = ready.plan
     own = plan.rate if plan.rate is not None else ready.survey.rate
     if own is None:
         raise LoadError("all requests of this workload come at once, which is no rate; give --rate")
