@@ -105,6 +105,8 @@ def test_a_closed_loop_completes_every_stream_and_keeps_its_width() -> None:
     assert (result.ttft.count, result.e2e.count) == (40, 40)
     assert result.itl.count == 40 * 4, "gaps between five words; the finish event is no token"
     assert result.tpot.count == 40
+    assert sum(one.tokens for one in result.timeline.slices) == 200
+    assert sum(one.completed for one in result.timeline.slices) == 40
     assert 0 < result.ttft.largest <= result.e2e.largest < 10
 
 

@@ -107,6 +107,7 @@ class Load:
         self._began = 0.0
         self._slice = Slice()
         self._slice_end = 0.0
+        self._width = self.result.timeline.width
         self._pool: Pool
 
     @property
@@ -241,7 +242,7 @@ class Load:
         for one in groups:
             one.sent += 1
         result.sent += 1
-        result.timeline.at(max(0.0, ticket.arrival)).arrived += 1
+        self._where(ticket.arrival).arrived += 1
         self._try(ticket, now)
 
     def _try(self, ticket: Ticket, now: float) -> None:
@@ -262,7 +263,7 @@ class Load:
         if events > 1:
             self.result.itl.add(0.0, events - 1)
         if isinstance(shot, Sent):
-            self.result.timeline.at(max(0.0, shot.ticket.arrival)).ttft.add(ttft)
+            self._where(shot.ticket.arrival).ttft.add(ttft)
         self._tokens(now, events)
 
     def gap(self, shot: Shot, seconds: float, now: float, events: int) -> None:
@@ -276,10 +277,18 @@ class Load:
             self._tokens(now, events)
 
     def _tokens(self, now: float, events: int) -> None:
-        timeline, since = self.result.timeline, now - self._began
-        self._slice = timeline.at(since)
-        self._slice_end = self._began + (int(since / timeline.width) + 1) * timeline.width
+        since = now - self._began
+        self._slice = self._where(since)
+        self._slice_end = self._began + (int(since / self._width) + 1) * self._width
         self._slice.tokens += events
+
+    def _where(self, seconds: float) -> Slice:
+        """The slice of that time into the run."""
+        timeline = self.result.timeline
+        found = timeline.at(max(0.0, seconds))
+        if timeline.width != self._width:
+            self._width, self._slice_end = timeline.width, 0.0  # slices became one: the current may be another
+        return found
 
     def ended(self, shot: Shot, error: str | None) -> None:
         self._active.discard(shot)
@@ -295,9 +304,7 @@ class Load:
                 result.retry_after.add(shot.retry_after)
                 if self._retry(shot, now):
                     return
-        where = result.timeline.at(max(0.0, ticket.arrival))
-        # Slices may have been merged since: the current one is found anew.
-        self._slice_end = 0.0
+        where = self._where(ticket.arrival)
         good, tpot, e2e = False, shot.tpot(), now - shot.began
         cost: int | None = None
         if error is None:
@@ -404,9 +411,8 @@ class Load:
         result = self.result
         result.seconds = now - self._began
         if not self._done.is_set():
-            where = result.timeline.at(result.seconds)
+            where = self._where(result.seconds)
             where.in_flight = max(where.in_flight, len(self._active))
-            self._slice_end = 0.0
         if self._on_progress is not None:
             self._on_progress(self)
         if self._hopeless is not None and not self._done.is_set() and (why := self._hopeless(self)):

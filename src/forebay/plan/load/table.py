@@ -24,7 +24,7 @@ _NAMES: Final = (
 def print_table(found: dict[str, Any], console: Console) -> None:
     console.print(f"{found['url']}  {found['model']}: {found['shape']}", markup=False, highlight=False)
     table = Table()
-    table.add_column("ms")
+    table.add_column("ms", no_wrap=True)
     names = list(found["ttft_ms"])
     for name in names:
         table.add_column(name, justify="right")
@@ -32,7 +32,7 @@ def print_table(found: dict[str, Any], console: Console) -> None:
         table.add_row(label, *(_number(found[f"{key}_ms"][name]) for name in names))
         sure = found["intervals"][f"{key}_ms"]
         if any(sure.get(name) for name in names):
-            table.add_row("  95 % interval", *(_between(sure.get(name)) for name in names), style="dim")
+            table.add_row("  95 %", *(_between(sure.get(name)) for name in names), style="dim")
     console.print(table)
     console.print(
         f"{found['sent']:,} sent, {found['completed']:,} completed, {found['failed']:,} failed in "
@@ -110,11 +110,11 @@ _CELLS: Final = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("e
 
 
 def _number(x: float | None) -> str:
-    return "–" if x is None else f"{x:,.1f}"
+    return "–" if x is None else f"{x:,.1f}" if x < 1_000 else f"{x:,.0f}"
 
 
 def _between(x: list[float | None] | None) -> str:
     if x is None:
         return ""
     low, high = x
-    return f"{_number(low)} … {'?' if high is None else _number(high)}"
+    return f"{_number(low)}…{'?' if high is None else _number(high)}"
