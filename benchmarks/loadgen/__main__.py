@@ -105,8 +105,9 @@ def agreement(say: Console, core: int, client_core: int) -> tuple[dict[str, obje
                     job = Job(server.url, server.model, prompts, requests, rate, server.output_tokens, server.key)
                     order = tools[n % len(tools) :] + tools[: n % len(tools)]
                     for tool in order:
-                        raw[tool].append(TOOLS[tool](job, work, client_core))
-                    say.print(f"{name}: round {n + 1} of {rounds}", highlight=False)
+                        raw[tool].append(found := TOOLS[tool](job, work, client_core))
+                        shown = ", ".join(f"{figure} {found[figure]:,.2f}" for figure in FIGURES)
+                        say.print(f"{name}, round {n + 1} of {rounds}, {tool}: {shown}", highlight=False)
         results[name], short = _compared(say, name, raw)
         fell += short
     return {"bar": BAR_AGREE, "servers": results}, fell
