@@ -2,8 +2,8 @@
 
     python -m benchmarks.loadgen.wire --port 9100 --to 9000 --out FILE
 
-One line of JSON for each POST whose stream ended with `[DONE]`: `began`, `first` and `last` (of an event with data, before
-`[DONE]`), seconds. Bytes pass unchanged, one connection to the server for each of a client's.
+One line of JSON for each POST whose stream ended with `[DONE]`: `began`, `first` and `last` (of an event with text), in
+seconds. Bytes pass unchanged, one connection to the server for each of a client's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import signal
+from pathlib import Path
 from time import monotonic
 from typing import IO, cast
 
@@ -85,7 +86,7 @@ async def _main(port: int, to: int, out: str) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for s in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(s, stop.set)
-    with open(out, "a") as file:  # noqa: ASYNC230 - a line a request
+    with Path(out).open("a") as file:  # noqa: ASYNC230 - a line a request
         server = await loop.create_server(lambda: Client(to, file), "127.0.0.1", port)
         await stop.wait()
         server.close()
