@@ -37,7 +37,12 @@ class Client(asyncio.Protocol):
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_connection(lambda: Server(self), "127.0.0.1", self._port)
+        try:
+            transport, _ = await loop.create_connection(lambda: Server(self), "127.0.0.1", self._port)
+        except OSError:
+            if self.down is not None:
+                self.down.close()
+            return
         self.up = transport
         if self._waiting:
             transport.write(self._waiting)
