@@ -84,7 +84,7 @@ def test_a_wrong_option_is_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["bench", "http://h", "--arrivals", "often"], "'often' is not one of 'poisson', 'uniform'."),
+        (["bench", "http://h", "--arrivals", "often"], "'often' is not one of 'poisson', 'uniform', 'gamma'."),
         (["check", "--format", "xml", "f"], "'xml' is not one of 'text', 'json'."),
         (["serve", "--engine", "diesel"], "'diesel' is not one of 'emulated', 'local'."),
         (["engine", "--port", "foo"], "Invalid value for '--port': "),

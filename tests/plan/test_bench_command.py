@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from benchmarks.common import free_port, get, mock, mock_counts
 
+from forebay.cli.main import run
+
 FOREBAY = str(Path(sys.executable).with_name("forebay"))
 
 
@@ -89,15 +91,30 @@ def test_an_unlisted_model_is_noted_and_tried(url: str) -> None:
         (["--extra", "{"], "--extra is not JSON"),
         (["--extra", "[]"], "--extra must be a JSON object"),
         (["--concurrency", "9999999"], "connections that this process may open (ulimit -n)"),
+        (["--cv", "3"], "--cv is of gamma arrivals: add --arrivals gamma"),
+        (["--prompt-tokens", "lots"], "--prompt-tokens: a number is wanted, not 'lots'"),
+        (["--workload", "nowhere.csv"], "nowhere.csv: no such file"),
+        (["--workload", "poisson:rate=1,requests=2", "--prompt-tokens", "5"], "the workload or file has its own"),
+        (["--prompts", "nowhere.json"], "nowhere.json cannot be read: No such file"),
+        (["--keys", "nowhere"], "nowhere cannot be read: No such file"),
+        (["--classes", "vip=1;gold=2"], "--classes: 'gold' is unknown; allowed are vip, normal, low"),
+        (["--slo-ttft", "0"], "slo-ttft must be more than 0 seconds"),
+        (["--gateway-cost"], "set FOREBAY_API_KEY or give --keys"),
+        (["--find-knee", "--concurrency", "4"], "searched for with an open loop"),
+        (["--find-knee", "--knee-steps", "1"], "knee-steps must be from 2"),
+        (["--json", "/nowhere/x.json"], "/nowhere/x.json cannot be written: there is no folder /nowhere"),
+        (["--retries", "-1"], "retries must be from 0 to 100"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_the_network_is_touched(
-    arguments: list[str], message: str
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = bench("http://127.0.0.1:1", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("forebay bench: ")
-    assert message in done.stderr
+    monkeypatch.delenv("FOREBAY_API_KEY", raising=False)
+    assert run(["bench", "http://127.0.0.1:1", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("forebay bench: ")
+    assert message in said.err
 
 
 def test_an_interrupt_stops_it_and_reports_what_there_is(url: str) -> None:
@@ -143,6 +160,93 @@ def test_the_emulated_engine_can_be_loaded(tmp_path: Path) -> None:
     assert found["completed"] + found["failed"] == 9
     assert found["completed"] >= 1
     assert all(kind.startswith("status 503") for kind in found["errors"])
+
+
+@pytest.fixture(scope="module")
+def engine_url() -> Iterator[str]:
+    """An engine that takes one request at a time, 500 tokens a second."""
+    port = free_port()
+    command = [FOREBAY, "engine", "--port", str(port), "--decode-rate", "500", "--max-num-seqs", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as engine:
+        try:
+            while not _up(f"http://127.0.0.1:{port}/health"):
+                assert engine.poll() is None
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            engine.terminate()
+
+
+def test_the_knee_of_an_engine_is_found(engine_url: str) -> None:
+    done = bench(
+        engine_url, "--find-knee", "--rate", "2", "--duration", "1", "--knee-steps", "3", "--arrivals", "uniform",
+        "--slo-ttft", "0.4", "--max-tokens", "100", "--format", "json",
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert found["knee"]["rate"] >= 2.0, "0.2 s each: five a second can be served"
+    assert found["knee"]["not_kept_at"] is None or found["knee"]["not_kept_at"] > 2.0
+    assert found["load"]["rate"] == pytest.approx(found["knee"]["rate"], rel=1e-3)
+    assert done.stderr.count("requests/s: ") == len(found["knee"]["steps"]) <= 3
+
+
+def test_results_are_written_and_compared(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+        """In this process: starting six takes seconds."""
+        code = run(["bench", *arguments])
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    names = []
+    for i, seed in enumerate(("1", "1", "2")):
+        names.append(str(tmp_path / f"{i}.json"))
+        done = bench(
+            url, "--rate", "80", "--requests", "30", "--max-tokens", "3", "--seed", seed, "--json", names[-1],
+            "--records", str(tmp_path / "r.jsonl"), "--slo-ttft", "5",
+            *(() if i else ("--html", str(tmp_path / "page.html"))),
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "goodput" in done.stdout
+    assert "<title>Load of mock at http" in (tmp_path / "page.html").read_text()
+    records = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert len(records) == 30
+    assert all(r["error"] is None and 0 < r["ttft"] <= r["e2e"] and r["output_tokens"] == 3 for r in records)
+    same = bench("compare", names[0], names[1])
+    assert (same.returncode, same.stderr) == (0, "")
+    assert "TTFT P50, ms" in same.stdout
+    other = bench("compare", names[0], names[2])
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "seed is 1 in A and 2 in B" in other.stderr
+    forced = bench("compare", names[0], names[2], "--force", "--html", str(tmp_path / "both.html"))
+    assert forced.returncode == 0
+    assert "Mind: seed is 1 in A and 2 in B." in forced.stdout
+    assert "Not the same load: seed is 1 in A and 2 in B." in (tmp_path / "both.html").read_text()
+
+
+def test_a_trace_is_replayed_with_its_tenants_keys(url: str, tmp_path: Path) -> None:
+    trace, keys = tmp_path / "trace.jsonl", tmp_path / "keys"
+    trace.write_text(
+        "".join(
+            json.dumps({"arrival": i * 0.4, "prompt_tokens": 9, "output_tokens": 2 + i % 2, "tenant": "ab"[i % 2]})
+            + "\n"
+            for i in range(10)
+        )
+    )
+    keys.write_text("a sk-a\nb sk-b\n")
+    done = bench(url, "--workload", str(trace), "--speed", "4", "--keys", str(keys), "--format", "json")
+    found = json.loads(done.stdout)
+    assert (found["completed"], found["output_tokens"]) == (10, 25)
+    assert {name: one["sent"] for name, one in found["tenants"].items()} == {"a": 5, "b": 5}
+    assert 0.9 < found["seconds"] < 5
+    keys.write_text("a sk-a\n")
+    done = bench(url, "--workload", str(trace), "--keys", str(keys))
+    assert (done.returncode, done.stderr) == (2, f"forebay bench: {keys} has no key for the tenant 'b'\n")
+
+
+def test_lengths_are_fitted_to_the_server_s_count(engine_url: str) -> None:
+    arguments = ("--requests", "4", "--prompt-tokens", "500", "--max-tokens", "2", "--fit-lengths", "--warmup", "3")
+    found = json.loads(bench(engine_url, *arguments, "--format", "json").stdout)
+    assert found["prompt_tokens"] / 4 == pytest.approx(500, rel=0.03)
+    assert found["sent"] == 4, "warm-up and counting are not part of it"
+    assert found["load"]["words"] != [1.0, 0.0]
 
 
 def _up(url: str) -> bool:

@@ -53,3 +53,26 @@ def test_it_tells_what_it_holds() -> None:
     d = Distribution()
     d.add(0.002)
     assert repr(d) == "<Distribution n=1 p50=2.000 ms p99=2.000 ms>"
+
+
+def test_two_distributions_become_one() -> None:
+    a, b, both = Distribution(), Distribution(), Distribution()
+    for i, x in enumerate((0.0, 0.5e-6, 0.001, 0.2, 3.0, 90_000.0, 0.2)):
+        (a if i % 2 else b).add(x)
+        both.add(x)
+    a.merge(b)
+    a.merge(Distribution())
+    assert (a.count, a.total, a.least, a.largest) == (both.count, both.total, both.least, both.largest)
+    assert a._counts == both._counts
+
+
+def test_a_curve_is_short_and_ends_with_all_of_them() -> None:
+    d = Distribution()
+    for i in range(1, 10_001):
+        d.add(i * 0.001)
+    xs, ys = d.curve(50)
+    assert len(xs) <= 51
+    assert xs == sorted(xs)
+    assert ys[-1] == 1.0
+    assert dict(zip(xs, ys, strict=True))[min(xs, key=lambda x: abs(x - 5))] == pytest.approx(0.5, abs=0.02)
+    assert Distribution().curve() == ([], [])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import Any
 
 import pytest
 import uvloop
 from benchmarks.mock_upstream import MockUpstream, listen
 
-from forebay.plan.load import Load, Plan, Result
+from forebay.plan.load import COMPLETIONS, Load, Plan, Result, Slo
+from forebay.plan.load.callers import Callers
 from forebay.plan.target import LoadError, Target, models
+from forebay.sim.workloads.mix import Mix
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -50,7 +54,9 @@ def against_mock(plan: Plan, *, interval: float = 0.001) -> tuple[Result, dict[s
     return uvloop.run(run())
 
 
-def against_script(plan: Plan, serve: Serve, act: Callable[[Load], Awaitable[None]] | None = None) -> Result:
+def against_script(
+    plan: Plan, serve: Serve, act: Callable[[Load], Awaitable[None]] | None = None, **around: Any
+) -> Result:
     """Run the plan against a server that treats each connection as `serve` does."""
 
     async def run() -> Result:
@@ -65,7 +71,7 @@ def against_script(plan: Plan, serve: Serve, act: Callable[[Load], Awaitable[Non
         server = await asyncio.start_server(one, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         try:
-            load = Load(Target.parse(f"http://127.0.0.1:{port}"), plan)
+            load = Load(Target.parse(f"http://127.0.0.1:{port}"), plan, **around)
             running = asyncio.ensure_future(load.run())
             if act is not None:
                 await act(load)
@@ -97,7 +103,10 @@ def test_a_closed_loop_completes_every_stream_and_keeps_its_width() -> None:
     assert (mock["streams"], mock["events"], mock["active"]) == (40, 200, 0)
     assert (result.output_tokens, result.prompt_tokens) == (200, 40 * 41)
     assert (result.ttft.count, result.e2e.count) == (40, 40)
-    assert result.itl.count == 40 * 5, "four gaps between five words and one to the finish event"
+    assert result.itl.count == 40 * 4, "gaps between five words; the finish event is no token"
+    assert result.tpot.count == 40
+    assert sum(one.tokens for one in result.timeline.slices) == 200
+    assert sum(one.completed for one in result.timeline.slices) == 40
     assert 0 < result.ttft.largest <= result.e2e.largest < 10
 
 
@@ -326,3 +335,132 @@ async def _models(serve: Serve, key: str | None, seconds: float = 10.0) -> list[
 def test_a_plan_that_makes_no_sense_is_refused(fields: dict[str, float], message: str) -> None:
     with pytest.raises(LoadError, match=message):
         Plan("m", **fields)  # type: ignore[arg-type]
+
+
+# --- what latencies count from, and what becomes of refusals ---------------------------------------------------------
+
+
+def test_a_stall_counts_for_every_request_that_was_due_in_it() -> None:
+    """No coordinated omission: server and generator stand still together for 0.4 s, and thirty-odd requests that were
+    to leave then have waited, although each was answered at once when it left."""
+    n = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal n
+        await request_of(reader)
+        n += 1
+        if n == 10:
+            time.sleep(0.4)  # noqa: ASYNC251 - the whole loop stands still, as an overloaded machine does
+        writer.write(STREAM + WORD + DONE)
+
+    result = against_script(Plan("m", rate=100, arrivals="uniform", requests=60), serve)
+    assert result.completed == 60
+    late = 1 - result.ttft.whole().below(0.1)
+    assert late * 60 >= 25, "those due in the first 0.3 s of the stall"
+    assert result.lag.largest > 0.3
+
+
+def test_retry_after_is_obeyed_and_its_wait_is_the_request_s() -> None:
+    refused: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = await request_of(reader)
+        if body in refused:
+            writer.write(STREAM + WORD + WORD + DONE)
+        else:
+            refused.append(body)
+            writer.write(answer(b"429 x", b'{"error":{"code":"slo"}}', b"retry-after: 0.2"))
+
+    plan = Plan("m", rate=100, requests=5, retries=1)
+    result = against_script(plan, serve)
+    assert (result.sent, result.completed, result.errors) == (5, 5, {})
+    assert (result.retried, result.rescued, result.retry_after.count) == (5, 5, 5)
+    assert result.ttft.least >= 0.2
+    refused.clear()
+    assert against_script(Plan("m", rate=100, requests=5), serve).errors == {"status 429 slo": 5}
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ((b"retry-after: 0", b"x-should-retry: false"), "told not to"),
+        ((), "not told when"),
+        ((b"retry-after: 30",), "it would be over its timeout"),
+        ((b"retry-after: soon",), "no time"),
+    ],
+)
+def test_a_refusal_is_final_where_retrying_makes_no_sense(headers: tuple[bytes, ...], why: str) -> None:
+    result = against_script(
+        Plan("m", concurrency=2, requests=4, retries=3, timeout=20), says(answer(b"429 x", b"{}", *headers))
+    )
+    assert (result.errors, result.retried) == ({"status 429": 4}, 0), why
+
+
+def test_a_date_as_retry_after_is_understood() -> None:
+    past = against_script(
+        Plan("m", concurrency=1, requests=1),
+        says(answer(b"503 x", b"{}", b"retry-after: Wed, 21 Oct 2015 07:28:00 GMT")),
+    )
+    assert (past.retry_after.count, past.retry_after.largest) == (1, 0.0)
+
+
+def test_goodput_counts_what_keeps_all_of_the_slo() -> None:
+    plan = Plan("mock", concurrency=4, requests=20, max_tokens=5, slo=Slo(ttft=5.0, tpot=5.0, e2e=5.0))
+    assert against_mock(plan)[0].good == 20
+    tight = Plan("mock", concurrency=4, requests=20, max_tokens=5, slo=Slo(ttft=5.0, e2e=1e-6))
+    result, _ = against_mock(tight)
+    assert (result.completed, result.good) == (20, 0)
+    assert Slo(ttft=1.0, ttft_per_1k=0.5).keeps(2_000, 1.9, None, 9.0)
+    assert not Slo(ttft=1.0, ttft_per_1k=0.5).keeps(2_000, 2.1, None, 9.0)
+
+
+def test_each_tenant_has_its_key_and_each_class_its_header() -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
+        await reader.readexactly(int(lines[b"content-length"]))
+        seen.append((lines[b"authorization"], lines[b"x-priority"]))
+        writer.write(STREAM + WORD + DONE)
+
+    callers = Callers(None, {"a": "sk-a", "b": "sk-b"}, say_class=True)
+    plan = Plan(
+        "m",
+        concurrency=1,
+        requests=40,
+        tenants=Mix(("a", "b"), (1.0, 1.0)),
+        classes=Mix(("vip", "low"), (1.0, 1.0)),
+    )
+    result = against_script(plan, serve, callers=callers)
+    assert set(seen) == {(b"Bearer sk-" + t, c) for t in (b"a", b"b") for c in (b"vip", b"low")}
+    assert {name: one.sent for name, one in result.tenants.items()} == {
+        "a": sum(t == b"Bearer sk-a" for t, _ in seen),
+        "b": sum(t == b"Bearer sk-b" for t, _ in seen),
+    }
+    assert {name: one.completed for name, one in result.classes.items()} == {
+        "vip": sum(c == b"vip" for _, c in seen),
+        "low": sum(c == b"low" for _, c in seen),
+    }
+
+
+def test_completions_are_asked_for_by_their_path_and_text_is_content() -> None:
+    text = b'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'
+    end = b'data: {"choices":[{"index":0,"text":"b","finish_reason":"length"}]}\n\n'
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"POST /v1/completions ")
+        writer.write(STREAM + text + text + end + DONE)
+
+    result = against_script(Plan("m", concurrency=1, requests=2, path=COMPLETIONS), serve)
+    assert (result.completed, result.output_tokens, result.itl.count) == (2, 6, 4)
+
+
+def test_a_run_that_is_hopeless_is_ended() -> None:
+    def judge(load: Load) -> str:
+        return "enough" if load.overdue() >= 3 else ""
+
+    result = against_script(Plan("m", rate=100, requests=500, slo=Slo(ttft=0.01), timeout=60), silent, hopeless=judge)
+    assert (result.given_up, result.completed) == ("enough", 0)
+    assert result.seconds < 5

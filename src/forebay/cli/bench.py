@@ -10,22 +10,38 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from forebay.plan.load import Load, Plan, Result
 from forebay.plan.target import LoadError, Target, models
+
+if TYPE_CHECKING:
+    from forebay.plan.load import Load
+    from forebay.plan.load.knee import Search, Step
+    from forebay.plan.load.measure import Around, Ready, Watch
+    from forebay.sim.workloads.distributions import Distribution
+    from forebay.sim.workloads.mix import Mix
 
 KEY_VARIABLE = "FOREBAY_API_KEY"
 SPARE_FILES = 64
 """Descriptors left for everything but connections."""
+DRAWN_SECONDS = 600.0
+"""Of the bar, where only the workload knows when it ends."""
 
 
 class Arrivals(StrEnum):
     POISSON = "poisson"
     UNIFORM = "uniform"
+    GAMMA = "gamma"
+
+
+class Endpoint(StrEnum):
+    CHAT = "chat"
+    COMPLETIONS = "completions"
 
 
 class Format(StrEnum):
@@ -39,6 +55,10 @@ def command(
         float | None, typer.Option(metavar="N", help="Arrivals a second, whether or not earlier ones are answered.")
     ] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="Spacing of the arrivals.")] = Arrivals.POISSON,
+    cv: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Of gamma arrivals: coefficient of variation of the gaps; over 1 in bursts."),
+    ] = None,
     concurrency: Annotated[
         int | None, typer.Option(metavar="N", help="Instead of a rate: N at once. [default: 8]", show_default=False)
     ] = None,
@@ -47,78 +67,193 @@ def command(
         typer.Option(metavar="N", help="Send N. [default: 100 where no duration is given]", show_default=False),
     ] = None,
     duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="Send for so long.")] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORKLOAD",
+            help="A trace file or KIND:key=value,…, as forebay simulate takes: arrivals, lengths, prefixes, tenants "
+            "and classes. With --rate or --concurrency all but the arrivals.",
+        ),
+    ] = None,
+    speed: Annotated[float, typer.Option(metavar="X", help="The workload's times run X times as fast.")] = 1.0,
+    prompts: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Prompts to send: lines of text, JSONL, a batch file, or ShareGPT's JSON."),
+    ] = None,
+    endpoint: Annotated[Endpoint, typer.Option(help="What is asked for.")] = Endpoint.CHAT,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="[default: the first the server lists]", show_default=False)
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="About as many tokens in a prompt.")] = 64,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
+    prompt_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="About as many tokens in a prompt, or a distribution. [default: 64]", show_default=False
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Most tokens of an answer, or a distribution. [default: 128]", show_default=False
+        ),
+    ] = None,
+    shared_prefix: Annotated[
+        int, typer.Option(metavar="N", help="Tokens at the start of each prompt that others have too.")
+    ] = 0,
+    prefix_groups: Annotated[int, typer.Option(metavar="N", help="So many different ones, each as likely.")] = 1,
+    fit_lengths: Annotated[
+        bool, typer.Option("--fit-lengths", help="Ask the server first how many tokens a word has.")
+    ] = False,
+    same_words: Annotated[
+        bool, typer.Option("--same-words", help="The words, too, come from the seed: a prefix cache may know them.")
+    ] = False,
+    keys: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Keys by tenant: lines of TENANT KEY, or of KEY alone.")
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(metavar="MIX", help="A class for each request, as X-Priority: vip, or vip=1;normal=7;low=2."),
+    ] = None,
+    slo_ttft: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="A good answer: TTFT at most this …")
+    ] = None,
+    slo_ttft_per_1k: Annotated[
+        float, typer.Option("--slo-ttft-per-1k", metavar="SECONDS", help="… and this for each 1,000 prompt tokens …")
+    ] = 0.0,
+    slo_tpot: Annotated[float | None, typer.Option(metavar="SECONDS", help="… TPOT at most this …")] = None,
+    slo_e2e: Annotated[float | None, typer.Option(metavar="SECONDS", help="… and the whole at most this.")] = None,
+    retries: Annotated[
+        int, typer.Option(metavar="N", help="Obey Retry-After up to N times a request. [default: 0, never]")
+    ] = 0,
+    price: Annotated[
+        str | None,
+        typer.Option(metavar="IN/OUT", help="US dollars a million tokens of prompts and answers (/of cached ones)."),
+    ] = None,
+    prices: Annotated[str | None, typer.Option(metavar="FILE", help="A price file that has the model.")] = None,
+    gpu_hour: Annotated[
+        float | None, typer.Option(metavar="USD", help="What an hour of all the GPUs behind it costs.")
+    ] = None,
+    gateway_cost: Annotated[
+        bool, typer.Option("--gateway-cost", help="What the gateway booked meanwhile for the keys in use.")
+    ] = False,
+    find_knee: Annotated[
+        bool, typer.Option("--find-knee", help="Search for the highest rate that is kept. [from --rate, or 1]")
+    ] = False,
+    knee_share: Annotated[float, typer.Option(metavar="X", help="Of the requests that must be good.")] = 0.95,
+    knee_precision: Annotated[float, typer.Option(metavar="X", help="End when the knee is known to this.")] = 0.1,
+    knee_steps: Annotated[int, typer.Option(metavar="N", help="Rates that are tried at most.")] = 12,
+    warmup: Annotated[int, typer.Option(metavar="N", help="Requests sent first and not counted.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds a request may take.")] = 300.0,
-    seed: Annotated[int, typer.Option(help="Other arrival times and words.")] = 0,
+    seed: Annotated[int, typer.Option(help="Other arrival times, lengths and classes.")] = 0,
     extra: Annotated[
         str, typer.Option(metavar="JSON", help="More fields of the body, such as '{\"ignore_eos\": true}'.")
     ] = "{}",
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the result, for forebay bench compare.")
+    ] = None,
+    html_file: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write the report.")] = None,
+    records: Annotated[str | None, typer.Option(metavar="FILE", help="Write each request as a line of JSON.")] = None,
     output: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.TABLE,
 ) -> None:
     """Load an OpenAI-compatible server and measure its latencies.
 
-    Sends streaming chat completions and reports time to first token, time between tokens and the whole request's time,
-    with errors by kind. A stream without [DONE] or with an error event is a failure. The API key is read from
+    Sends streams at arrival times that do not wait for answers, and reports time to first token, time between tokens
+    and the whole request's time, counted from when each was to leave, with 95 % intervals; goodput, errors by kind, and
+    what a valid request costs. A stream without [DONE] or with an error event is a failure. The API key is read from
     FOREBAY_API_KEY. This loads the server as hard as it is told to: point it at servers that are yours.
+
+    `forebay bench compare A.json B.json` lays two results side by side.
 
     Exits with 0 where a request completed, 1 where none did, 2 where the load could not be made.
     """
     try:
-        if rate is None and concurrency is None:
-            concurrency = 8
-        if requests is None and duration is None:
+        if rate is None and concurrency is None and workload is None:
+            rate, concurrency = (1.0, None) if find_knee else (None, 8)
+        if requests is None and duration is None and workload is None and not find_knee:
             requests = 100
+        if find_knee and requests is None and duration is None:
+            from forebay.plan.load.measure import STEP_SECONDS
+
+            duration = STEP_SECONDS
         _check(
             {
                 "--rate": rate,
                 "--concurrency": concurrency,
                 "--requests": requests,
                 "--duration": duration,
-                "--prompt-tokens": prompt_tokens,
-                "--max-tokens": max_tokens,
                 "--timeout": timeout,
+                "--speed": speed,
+                "--gpu-hour": gpu_hour,
+                "--prefix-groups": prefix_groups,
             }
         )
+        if find_knee and concurrency is not None:
+            raise LoadError("the knee is a rate: it is searched for with an open loop, not with --concurrency")
+        if cv is not None and arrivals is not Arrivals.GAMMA:
+            raise LoadError("--cv is of gamma arrivals: add --arrivals gamma")
+        if (prompt_tokens or shared_prefix) and (workload or prompts):
+            raise LoadError("--prompt-tokens and --shared-prefix make prompts up, and the workload or file has its own")
+        if price is not None and prices is not None:
+            raise LoadError("give --price or --prices, not both")
+        if warmup < 0:
+            raise LoadError(f"--warmup must be at least 0, not {warmup}")
         target = Target.parse(url)
+        from forebay.plan.load import CHAT, COMPLETIONS, Plan, Slo
+        from forebay.plan.load.measure import prepared
+        from forebay.plan.load.plan import MAX_TOKENS
+        from forebay.plan.load.prompts import read_prompts
 
-        def plan(name: str) -> Plan:
-            return Plan(
-                model=name,
-                rate=rate,
-                arrivals=arrivals.value,
-                concurrency=concurrency,
-                requests=requests,
-                seconds=duration,
-                prompt_tokens=prompt_tokens,
-                max_tokens=max_tokens,
-                timeout=timeout,
-                max_in_flight=_most_connections(),
-                seed=seed,
-                extra=_fields(extra),
-            )
-
-        plan(model or "-")  # what is wrong with the options is said before the network is touched
-        import uvloop
-
-        done, result = uvloop.run(_run(target, plan, model))
+        prompt, prompt_drawn = _tokens("--prompt-tokens", prompt_tokens, 64)
+        answer, answer_drawn = _tokens("--max-tokens", max_tokens, MAX_TOKENS)
+        drawn = prompt_drawn is not None or answer_drawn is not None
+        if workload and max_tokens and not prompts:
+            raise LoadError("--max-tokens makes answers up, and the workload has its own lengths")
+        if drawn and prompts:
+            raise LoadError("--max-tokens takes a number where prompts come from a file")
+        base = Plan(
+            model=model or "-",
+            rate=rate,
+            arrivals=_spacing(arrivals),
+            cv=1.0 if cv is None else cv,
+            concurrency=concurrency,
+            requests=requests,
+            seconds=duration,
+            prompt_tokens=prompt,
+            max_tokens=None if prompts and max_tokens is None else answer,
+            timeout=timeout,
+            max_in_flight=_most_connections(),
+            seed=seed,
+            extra=_fields(extra),
+            path=CHAT if endpoint is Endpoint.CHAT else COMPLETIONS,
+            workload=None if workload is None else _workload(workload, seed),
+            speed=speed,
+            texts=None if prompts is None else read_prompts(prompts),
+            lengths=(_constant(prompt_drawn, prompt), _constant(answer_drawn, answer)) if drawn else None,
+            shared_prefix=shared_prefix,
+            prefix_groups=prefix_groups,
+            classes=None if classes is None else _mix(classes),
+            slo=Slo(slo_ttft, slo_tpot, slo_e2e, slo_ttft_per_1k),
+            retries=retries,
+            same_words=same_words,
+        )
+        around = _around(keys, warmup, fit_lengths, gpu_hour, gateway_cost)
+        ready = prepared(target, base, around)  # what is wrong is said before the network is touched
+        search = _search(find_knee, knee_share, knee_precision, knee_steps)
+        for path in (json_file, html_file, records):
+            _writable(path)
+        done = _run(target, url, ready, around, search, records, lambda name: _price(price, prices, name), model)
     except LoadError as e:
         print(f"forebay bench: {e}", file=sys.stderr)
         raise typer.Exit(2) from None
-    from forebay.plan import load_report
-
-    if output is Format.JSON:
-        print(json.dumps(load_report.as_json(url, done, result), indent=2))
-    else:
-        from rich.console import Console
-
-        load_report.print_table(url, done, result, Console(width=None if sys.stdout.isatty() else 120))
-    if result.interrupted:
+    except OSError as e:
+        print(f"forebay bench: {e.filename}: {e.strerror or e}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    _say(done, output, json_file, html_file)
+    if done["interrupted"]:
         raise typer.Exit(130)
-    raise typer.Exit(0 if result.completed else 1)
+    raise typer.Exit(0 if done["completed"] else 1)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def _check(options: dict[str, float | None]) -> None:
@@ -128,6 +263,94 @@ def _check(options: dict[str, float | None]) -> None:
     for option, value in options.items():
         if value is not None and not 0 < value < float("inf"):
             raise LoadError(f"{option} must be more than 0, not {value:g}")
+
+
+def _spacing(arrivals: Arrivals) -> Literal["poisson", "uniform", "gamma"]:
+    return "gamma" if arrivals is Arrivals.GAMMA else "uniform" if arrivals is Arrivals.UNIFORM else "poisson"
+
+
+def _tokens(option: str, text: str | None, default: int) -> tuple[int, Distribution | None]:
+    """A number, and a distribution where it is one of more than one number."""
+    from forebay.sim.workloads.distributions import Constant
+    from forebay.sim.workloads.errors import WorkloadError
+    from forebay.sim.workloads.values import counts
+
+    if text is None:
+        return default, None
+    if text.startswith("-"):
+        raise LoadError(f"{option} must be more than 0, not {text}")
+    try:
+        found = counts(text)
+    except (ValueError, WorkloadError) as e:
+        raise LoadError(f"{option}: {e}") from None
+    if isinstance(found, Constant):
+        if not found.value >= 1 or found.value != int(found.value):
+            raise LoadError(f"{option} must be more than 0, not {found.value:g}, and whole")
+        return int(found.value), None
+    return default, found
+
+
+def _constant(found: Distribution | None, value: int) -> Distribution:
+    from forebay.sim.workloads.distributions import Constant
+
+    return Constant(value) if found is None else found
+
+
+def _workload(spec: str, seed: int) -> Any:
+    from forebay.sim.workloads import WorkloadError, open_workload
+
+    try:
+        return open_workload(spec, seed=seed)
+    except WorkloadError as e:
+        raise LoadError(str(e)) from None
+
+
+def _mix(text: str) -> Mix:
+    from forebay.sim.workloads.bounds import CLASSES
+    from forebay.sim.workloads.mix import Mix, one
+    from forebay.sim.workloads.values import weights
+
+    if text in CLASSES:
+        return one(text)
+    try:
+        shares = weights(text.replace(",", ";"))
+        unknown = [name for name in shares if name not in CLASSES]
+        if unknown:
+            raise ValueError(f"'{unknown[0]}' is unknown; allowed are {', '.join(CLASSES)}")
+        return Mix(tuple(shares), tuple(shares.values()))
+    except ValueError as e:
+        raise LoadError(f"--classes: {e}") from None
+
+
+def _around(keys: str | None, warmup: int, fit: bool, gpu_hour: float | None, gateway_cost: bool) -> Around:
+    from forebay.plan.load.callers import key_of, read_keys
+    from forebay.plan.load.measure import Around
+
+    key = os.environ.get(KEY_VARIABLE) or None
+    return Around(
+        key=None if key is None else key_of(key, KEY_VARIABLE),
+        keys=read_keys(keys) if keys is not None else {},
+        keys_file=keys or "",
+        warmup=warmup,
+        fit_lengths=fit,
+        gpu_hour=gpu_hour,
+        gateway_cost=gateway_cost,
+    )
+
+
+def _price(price: str | None, prices: str | None, model: str) -> Any:
+    from forebay.plan.load.money import price_from, price_of
+
+    if price is not None:
+        return price_from(price, model)
+    return None if prices is None else price_of(prices, model)
+
+
+def _search(wanted: bool, share: float, precision: float, steps: int) -> Callable[[float], Search] | None:
+    from forebay.plan.load.knee import Search
+
+    Search(1.0, share, precision, steps)  # raises LoadError for what makes no sense
+    return (lambda rate: Search(rate, share, precision, steps)) if wanted else None
 
 
 def _most_connections() -> int:
@@ -150,27 +373,83 @@ def _fields(text: str) -> dict[str, Any]:
     return found
 
 
-async def _run(target: Target, plan: Callable[[str], Plan], model: str | None) -> tuple[Plan, Result]:
-    key = os.environ.get(KEY_VARIABLE) or None
-    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-        raise LoadError(f"{KEY_VARIABLE} holds characters that a key cannot have")
-    known = await models(target, key)
+def _writable(path: str | None) -> None:
+    """Raises LoadError where nothing can be written there: better before the run than behind it."""
+    if path is None or path == "-":
+        return
+    folder = Path(path).resolve().parent
+    if not folder.is_dir() or Path(path).is_dir():
+        raise LoadError(
+            f"{path} cannot be written: {'it is' if Path(path).is_dir() else 'there is no'} folder {folder}"
+        )
+    if not os.access(Path(path) if Path(path).exists() else folder, os.W_OK):
+        raise LoadError(f"{path} cannot be written: permission denied")
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _run(
+    target: Target,
+    url: str,
+    ready: Ready,
+    around: Around,
+    search: Callable[[float], Search] | None,
+    records: str | None,
+    price: Callable[[str], Any],
+    model: str | None,
+) -> dict[str, Any]:
+    import uvloop
+
+    async def whole() -> dict[str, Any]:
+        from forebay.plan.load import measure
+        from forebay.plan.load.records import records as recording
+
+        key = next(iter(around.keys.values()), around.key)
+        known = await models(target, key)
+        name = _model(target, model, known)
+        chosen = replace(ready, plan=replace(ready.plan, model=name))
+        paid = replace(around, price=price(name))
+        with contextlib.ExitStack() as stack:
+            watch = _watch(stack)
+            if records is not None:
+                watch.on_record = stack.enter_context(recording(records))
+            if search is not None:
+                return await measure.find_knee(target, url, chosen, paid, watch, search)
+            return await measure.measure(target, url, chosen, paid, watch)
+
+    return uvloop.run(whole())
+
+
+def _model(target: Target, model: str | None, known: list[str]) -> str:
     if model is None:
         if not known:
             raise LoadError(f"{target.origin} lists no models; name one with --model")
-        model = known[0]
-    elif known and model not in known:
+        return known[0]
+    if known and model not in known:
         print(f"forebay bench: note: {target.origin} lists {', '.join(known[:20])}, not {model}", file=sys.stderr)
-    chosen = plan(model)
-    with contextlib.ExitStack() as stack:
-        load = Load(target, chosen, key, _progress(stack, chosen) if sys.stderr.isatty() else None)
-        loop = asyncio.get_running_loop()
+    return model
+
+
+def _watch(stack: contextlib.ExitStack) -> Watch:
+    from forebay.plan.load.measure import Watch
+
+    loop = asyncio.get_running_loop()
+
+    def on_load(load: Load) -> None:
         for s in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(s, load.interrupt)
-        return chosen, await load.run()
+
+    on_step = _told if not sys.stderr.isatty() else lambda step: None
+    return Watch(on_load, _progress(stack) if sys.stderr.isatty() else None, None, on_step)
 
 
-def _progress(stack: contextlib.ExitStack, plan: Plan) -> Callable[[Load], None]:
+def _told(step: Step) -> None:
+    kept = "kept" if step.kept else f"not kept: {step.why}"
+    print(f"forebay bench: {step.rate:.4g} requests/s: {kept}", file=sys.stderr)
+
+
+def _progress(stack: contextlib.ExitStack) -> Callable[[Load], None]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -181,10 +460,40 @@ def _progress(stack: contextlib.ExitStack, plan: Plan) -> Callable[[Load], None]
     task = bar.add_task("", total=1.0)
 
     def show(load: Load) -> None:
-        r = load.result
-        by_count = (r.completed + r.failed) / plan.requests if plan.requests else 0.0
-        by_time = min(1.0, r.seconds / plan.seconds) if plan.seconds else 0.0
-        text = f"{r.completed:,} done, {r.failed:,} failed, {load.in_flight:,} in flight"
+        r, own = load.result, load.plan
+        by_count = (r.completed + r.failed) / own.requests if own.requests else 0.0
+        by_time = min(1.0, r.seconds / (own.seconds or DRAWN_SECONDS)) if own.seconds or not own.requests else 0.0
+        p50 = r.ttft.percentile(50)
+        text = (
+            f"{f'{own.rate:.3g}/s: ' if own.rate else ''}{r.completed:,} done, {r.failed:,} failed, "
+            f"{load.in_flight:,} in flight{f', {load.waiting:,} waiting to try again' if load.waiting else ''}"
+            f"{'' if p50 is None else f', TTFT P50 {p50 * 1e3:,.0f} ms'}"
+        )
         bar.update(task, completed=max(by_count, by_time), description=text)
 
     return show
+
+
+def _say(done: dict[str, Any], output: Format, json_file: str | None, html_file: str | None) -> None:
+    from forebay.plan.load.page import write_html
+    from forebay.plan.load.table import print_table
+    from forebay.plan.written import replacing, to_stdout
+
+    try:
+        text = json.dumps(done, indent=2, allow_nan=False) + "\n"
+        if json_file == "-":
+            output = Format.JSON
+        elif json_file is not None:
+            with replacing(Path(json_file), errors="backslashreplace") as file:
+                file.write(text)
+        if html_file is not None:
+            write_html([done], Path(html_file))
+        if output is Format.JSON:
+            to_stdout(text)
+            return
+    except OSError as e:
+        print(f"forebay bench: {e.filename}: {e.strerror or e}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    from rich.console import Console
+
+    print_table(done, Console(width=None if sys.stdout.isatty() else 120))

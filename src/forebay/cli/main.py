@@ -61,6 +61,9 @@ COMMANDS = MappingProxyType(
             "forebay.cli.calibrate", "command", "Time a live engine's steps and write a profile for the simulator."
         ),
         "bench": Command("forebay.cli.bench", "command", "Load an OpenAI-compatible server and measure its latencies."),
+        "bench compare": Command(
+            "forebay.cli.bench_compare", "command", "Compare two results of forebay bench --json."
+        ),
         "simulate": Command("forebay.cli.simulate", "command", "Simulate a workload on modelled engines."),
         "replay": Command("forebay.cli.replay", "command", "Decide a recorded run again, and compare."),
     }
@@ -99,6 +102,8 @@ def run(arguments: list[str]) -> int:
     if first in ("--version", "-V"):
         print(f"forebay {__version__}")
         return 0
+    if rest and (both := f"{first} {rest[0]}") in COMMANDS:
+        return _dispatch(both, rest[1:])
     if first in COMMANDS:
         return _dispatch(first, rest)
     if not first:

@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
-from forebay.api import openai
-from forebay.plan.load import TIMER_STEP, WORDS, Load, Plan, _Shot
+from forebay.plan.load import TIMER_STEP, WORDS, Load, Plan, Shot
 from forebay.plan.target import LoadError, Target, _Whole
-from forebay.wire.sse import data_of
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
 
@@ -143,12 +141,19 @@ class Session(Load):
                 with suppress(LoadError):
                     whole.call.cancel()
 
-    def ended(self, shot: _Shot, error: str | None) -> None:
+    def first(self, shot: Shot, now: float, events: int) -> None:
+        self._heard.set()
+
+    def gap(self, shot: Shot, seconds: float, now: float, events: int) -> None:
+        self._heard.set()
+
+    def ended(self, shot: Shot, error: str | None) -> None:
         assert isinstance(shot, _Timed)
         stream = shot.stream
         stream.error = error
         stream.ended = monotonic()
-        stream.output_tokens = shot._events if shot._tokens is None else shot._tokens
+        stream.prompt_tokens = shot.prompt_tokens or 0
+        stream.output_tokens = len(stream.times) if shot.tokens is None else shot.tokens
         if len(stream.times) == stream.output_tokens + 1:
             stream.times.pop()  # llama.cpp's end has an event of its own
         self._active.discard(shot)
@@ -164,7 +169,7 @@ class Session(Load):
         return json.dumps({"model": self.plan.model, **said, **options, **self.extra}).encode()
 
 
-class _Timed(_Shot):
+class _Timed(Shot):
     """A shot that notes when each of its tokens came."""
 
     __slots__ = ("stream",)
@@ -173,17 +178,12 @@ class _Timed(_Shot):
         super().__init__(session, began)
         self.stream = Stream(began)
 
-    def _event(self, event: bytes, now: float) -> bool:
-        if b'"usage"' in event and (data := data_of(event)) is not None:
-            found = openai.chunk(data)
-            # llama.cpp has it beside the last choice, vLLM in an event of its own.
-            if found is not None and found.usage is not None and found.usage.prompt_tokens is not None:
-                self.stream.prompt_tokens = found.usage.prompt_tokens
-        return super()._event(event, now)
-
     def _content(self, now: float, n: int) -> None:
-        super()._content(now, n)
         self.stream.times.extend([now] * n)
-        session = self._load
-        if isinstance(session, Session):
-            session._heard.set()
+        super()._content(now, n)
+
+    def _last_choice(self, now: float) -> None:
+        # A last token that has no text of its own comes with the end: vLLM's, where the text is only half a character.
+        if not self.stream.times or self.stream.times[-1] != now:
+            self.stream.times.append(now)
+        super()._last_choice(now)

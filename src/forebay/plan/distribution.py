@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
+from operator import add
 from typing import Final
 
 _GROWTH: Final = math.log(1.01)
 _LEAST: Final = 1e-6
 _BUCKETS: Final = 2_550
 """1 µs to over a day in steps of 1 %."""
+
+
+def _bucket(seconds: float) -> int:
+    return min(_BUCKETS - 1, int(math.log(seconds / _LEAST) / _GROWTH) + 1) if seconds > _LEAST else 0
 
 
 class Distribution:
@@ -29,8 +34,10 @@ class Distribution:
         self._counts[i if i < _BUCKETS else _BUCKETS - 1] += times
         self.count += times
         self.total += seconds * times
-        self.least = min(self.least, seconds)
-        self.largest = max(self.largest, seconds)
+        if seconds < self.least:
+            self.least = seconds
+        if seconds > self.largest:
+            self.largest = seconds
 
     @property
     def mean(self) -> float | None:
@@ -53,6 +60,35 @@ class Distribution:
                 middle = _LEAST * math.exp((i - 0.5) * _GROWTH) if i else 0.0
                 return min(max(middle, self.least), self.largest)
         return self.largest
+
+    def merge(self, other: Distribution) -> None:
+        """Take the other's observations in."""
+        if not other.count:
+            return
+        low, high = _bucket(other.least), _bucket(other.largest) + 1  # the rest of it is 0
+        self._counts[low:high] = array("Q", map(add, self._counts[low:high], other._counts[low:high]))
+        self.count += other.count
+        self.total += other.total
+        self.least = min(self.least, other.least)
+        self.largest = max(self.largest, other.largest)
+
+    def below(self, seconds: float) -> float:
+        """The share of the observations that do not exceed the bucket of `seconds`; 0.0 without observations."""
+        return sum(self._counts[: _bucket(seconds) + 1]) / self.count if self.count else 0.0
+
+    def curve(self, points: int = 200) -> tuple[list[float], list[float]]:
+        """Durations in rising order and the share of the observations that do not exceed each: at most `points`."""
+        xs: list[float] = []
+        ys: list[float] = []
+        seen, drawn = 0, -1.0
+        for i, n in enumerate(self._counts):
+            seen += n
+            share = seen / self.count if n else 0.0
+            if n and (share - drawn >= 1 / points or seen == self.count):
+                xs.append(min(max(_LEAST * math.exp(i * _GROWTH), self.least), self.largest))
+                ys.append(share)
+                drawn = share
+        return xs, ys
 
     def __repr__(self) -> str:
         if not self.count:

@@ -49,14 +49,16 @@ class Target:
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return cls(Origin(parts.hostname, port or (443 if tls else 80), tls), parts.netloc, prefix)
 
-    def head(self, method: str, path: str, key: str | None, length: int | None = None) -> bytes:
-        """A request's head, its empty line included."""
+    def head(
+        self, method: str, path: str, key: str | None, length: int | None = None, more: tuple[str, ...] = ()
+    ) -> bytes:
+        """A request's head, its empty line included; `more` are further lines of it."""
         lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"host: {self.host}", "user-agent: forebay-bench"]
         if key:
             lines.append(f"authorization: Bearer {key}")
         if length is not None:
             lines += ["content-type: application/json", "accept: text/event-stream", f"content-length: {length}"]
-        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+        return "\r\n".join([*lines, *more, "", ""]).encode("latin-1")
 
 
 class _Whole(WholeInParts):
@@ -85,8 +87,8 @@ class _Whole(WholeInParts):
             self.ended.set_exception(LoadError(f"{failure.value.replace('_', ' ')}: {detail}"))
 
 
-async def models(target: Target, key: str | None, seconds: float = 10.0) -> list[str]:
-    """The models a server lists. Raises LoadError where it is not there, wants a key, or is no OpenAI-like server."""
+async def page(target: Target, path: str, key: str | None, seconds: float = 10.0) -> tuple[int, bytes]:
+    """Status and body of a GET. Raises LoadError where the server is not there or does not answer in time."""
     tasks, ticker = Tasks(), Ticker(asyncio.get_running_loop())
     pool = Pool(
         target.origin,
@@ -96,14 +98,13 @@ async def models(target: Target, key: str | None, seconds: float = 10.0) -> list
         ticker=ticker,
         spawn=tasks.spawn,
     )
-    path = f"{target.prefix}/v1/models"
     whole = _Whole()
-    pool.request(target.head("GET", "/v1/models", key), b"", whole)
+    pool.request(target.head("GET", path, key), b"", whole)
     try:
         async with asyncio.timeout(seconds):
-            status, body = await whole.ended
+            return await whole.ended
     except TimeoutError:
-        raise LoadError(f"{target.origin} did not answer GET {path} within {seconds:g} s") from None
+        raise LoadError(f"{target.origin} did not answer GET {target.prefix}{path} within {seconds:g} s") from None
     except LoadError as e:
         raise LoadError(f"{target.origin} cannot be reached: {e}") from None
     finally:
@@ -111,6 +112,12 @@ async def models(target: Target, key: str | None, seconds: float = 10.0) -> list
             whole.call.cancel()
         pool.close()
         await tasks.drain()
+
+
+async def models(target: Target, key: str | None, seconds: float = 10.0) -> list[str]:
+    """The models a server lists. Raises LoadError where it is not there, wants a key, or is no OpenAI-like server."""
+    path = f"{target.prefix}/v1/models"
+    status, body = await page(target, "/v1/models", key, seconds)
     if status in (401, 403):
         said = "the key in FOREBAY_API_KEY" if key else "no key: set FOREBAY_API_KEY"
         raise LoadError(f"{target.origin} answered {status} to {said}")
