@@ -525,3 +525,25 @@ def test_equal_inputs_give_equal_outputs(
     jobs: list[tuple[float, int, int, int, float | None]], kw: dict[str, Any]
 ) -> None:
     assert run(jobs, kw, cancels=True)[1].lines == run(jobs, kw, cancels=True)[1].lines
+
+
+@pytest.mark.parametrize(("chunked", "first"), [(True, [1.0, 2.0, 3.0, 3.0]), (False, [1.0, 2.0, 3.0, 4.0])])
+def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_all_of_it(
+    chunked: bool, first: list[float]
+) -> None:
+    settings = EngineSettings(
+        num_blocks=1000, max_num_batched_tokens=100, max_model_len=100, max_num_seqs=8, async_scheduling=False,
+        enable_chunked_prefill=chunked,
+    )  # fmt: skip
+    log = Log()
+    engine = EngineModel(settings, Steps(), log)
+    for _ in range(4):
+        engine.submit(Job(60, 2, arrival=0.0), 0.0)
+    while engine.due() < math.inf:
+        engine.advance(engine.due())
+    assert [at for at, what, _ in log.lines if what == "first"] == first
+
+
+def test_without_chunked_prefill_a_step_must_hold_the_longest_prompt() -> None:
+    with pytest.raises(ValueError, match="must not be less than max_model_len"):
+        EngineSettings(num_blocks=10, max_num_batched_tokens=2048, max_model_len=4096, enable_chunked_prefill=False)

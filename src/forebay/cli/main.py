@@ -56,6 +56,7 @@ COMMANDS = MappingProxyType(
         ),
         "engines": Command("forebay.cli.engines", "app", "List, add, drain and remove engines of the running gateway."),
         "prices": Command("forebay.cli.prices", "app", "Show and check what models cost."),
+        "tune": Command("forebay.cli.tune", "command", "Search engine flags for a workload and an SLO, by simulation."),
         "engine": Command("forebay.cli.engine", "command", "Run an emulated engine, for machines without a GPU."),
         "calibrate": Command(
             "forebay.cli.calibrate", "command", "Time a live engine's steps and write a profile for the simulator."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf, isfinite
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import forebay
 from forebay.config.models import Class
 from forebay.errors import shown
+from forebay.hardware.profiles import resolve
 from forebay.hardware.steptime import OutOfProfile, StepTime
-from forebay.plan.simulate_hardware import GPU, MODEL, Hardware, HardwareError, Wanted, find_hardware
+from forebay.plan.simulate_hardware import GPU, MODEL, Hardware, HardwareError, Resolve, Wanted, find_hardware
 from forebay.policy.disaggregation import SplitRules
 from forebay.policy.placement import RoundRobin
 from forebay.policy.prior import PrefillPrior
@@ -30,6 +31,7 @@ from forebay.sim.engine import EngineModel
 from forebay.sim.jobs import Listener
 from forebay.sim.results import Slo
 from forebay.sim.settings import EngineSettings
+from forebay.sim.workload import Ask
 from forebay.sim.workloads import Tally, Workload, WorkloadError, open_workload
 from forebay.sim.workloads.transforms import SPEEDS, Limited, Sped
 
@@ -64,6 +66,8 @@ class Setup:
     engines: int = 1
     decode_engines: int = 0
     """Where there are some, the engines prefill and these decode."""
+    decode_tp: int | None = None
+    """GPUs of each of these; None: as many as of those that prefill."""
     hardware: Wanted = field(default_factory=Wanted)
     policy: str = "none"
     placement: str = "round_robin"
@@ -83,12 +87,16 @@ class Ready:
     workload: Workload
     steps: StepTime
     hardware: Hardware
+    """Its price is the mean of all engines."""
     settings: EngineSettings
+    decode: tuple[StepTime, EngineSettings] | None = None
+    """Of decode engines that are not as the others."""
 
 
-def prepare(setup: Setup, *, scan: bool = False) -> Ready:
-    """Find and check all that a run needs, without running it. `scan`: look how large trace files are. Raises
-    SimulateError."""
+def prepare(setup: Setup, *, scan: bool = False, look_up: Resolve = resolve) -> Ready:
+    """Find and check all that a run needs, without running it. `scan`: look how large trace files are. `look_up`: finds
+    step times, as `profiles.resolve` does; one that remembers them saves many runs on the same hardware the loading.
+    Raises SimulateError."""
     _check(setup)
     try:
         workload = open_workload(setup.workload, seed=setup.seed, scan=scan)
@@ -97,14 +105,26 @@ def prepare(setup: Setup, *, scan: bool = False) -> Ready:
             source = Sped(source, setup.speed)
         if setup.limit is not None:
             source = Limited(source, most=setup.limit)
-        hardware = find_hardware(setup.hardware, setup.engine)
+        hardware = find_hardware(setup.hardware, setup.engine, look_up)
         fetching = {} if setup.decode_engines == 0 else {"transfer_seconds_per_token": _transfer(setup, hardware)}
         settings = EngineSettings(**dict(hardware.engine) | fetching | dict(setup.engine))
+        decode = None
+        if setup.decode_engines and setup.decode_tp not in (None, setup.hardware.tp):
+            other = find_hardware(replace(setup.hardware, tp=setup.decode_tp), setup.engine, look_up)
+            decode = other.steps, EngineSettings(**dict(other.engine) | fetching | dict(setup.engine))
+            hardware = replace(hardware, price=_mean_price(setup, hardware, other))
     except (WorkloadError, HardwareError) as e:
         raise SimulateError(str(e)) from None
     except ValueError as e:
         raise SimulateError(shown(_of_profile(setup, hardware, str(e)), 400)) from None
-    return Ready(Workload(workload.name, source), hardware.steps, hardware, settings)
+    return Ready(Workload(workload.name, source), hardware.steps, hardware, settings, decode)
+
+
+def _mean_price(setup: Setup, prefill: Hardware, decode: Hardware) -> float | None:
+    if prefill.price is None or decode.price is None:
+        return None
+    whole = prefill.price * setup.engines + decode.price * setup.decode_engines
+    return whole / (setup.engines + setup.decode_engines)
 
 
 def _of_profile(setup: Setup, hardware: Hardware, problem: str) -> str:
@@ -133,6 +153,10 @@ def _check(setup: Setup) -> None:
     need("engines", setup.engines, 1, MOST_ENGINES)
     need("tp", setup.hardware.tp, 1)
     need("decode_engines", setup.decode_engines, 0, MOST_ENGINES)
+    if setup.decode_tp is not None:
+        need("decode_tp", setup.decode_tp, 1)
+        if not setup.decode_engines:
+            raise SimulateError("decode_tp is of decode engines; give --vary decode_engines=N")
     need("host", setup.hardware.host, 0, 10)
     need("host_prefill", setup.hardware.host_prefill, 0, 10)
     need("kv_bandwidth", setup.hardware.kv_bandwidth, 1, 1e15)
@@ -171,13 +195,32 @@ def simulate(setup: Setup, monitor: Monitor = lambda now, arrived, ended: False)
     from forebay.plan.simulate_result import entry, write_rows
 
     ready = prepare(setup)
+    tally = Tally()
+    cluster = run(setup, ready, ready.workload.asks(tally), monitor)
+    if setup.rows is not None:
+        try:
+            write_rows(cluster.record.requests, Path(setup.rows))
+        except OSError as e:
+            raise SimulateError(f"{e.filename}: cannot be written: {e.strerror}") from None
+    return entry(setup.name, _settings(setup, ready), ready.hardware, cluster, setup.slo, tally.notes())
 
-    settings = {role: replace(ready.settings, role=role) for role in ("both", "prefill", "decode")}
+
+def run(
+    setup: Setup, ready: Ready, asks: Iterable[Ask], monitor: Monitor = lambda now, arrived, ended: False
+) -> Cluster:
+    """The engines of `setup` after `asks`. Raises SimulateError."""
+    decode_steps, decode_settings = ready.decode or (ready.steps, ready.settings)
+    roles = {
+        "both": (ready.steps, replace(ready.settings, role="both")),
+        "prefill": (ready.steps, replace(ready.settings, role="prefill")),
+        "decode": (decode_steps, replace(decode_settings, role="decode")),
+    }
     each, per_token = ready.hardware.delay
 
     def make(listener: Listener, i: int) -> EngineModel:
         role = "both" if not setup.decode_engines else "prefill" if i < setup.engines else "decode"
-        return EngineModel(settings[role], ready.steps, listener, name=i)
+        steps, settings = roles[role]
+        return EngineModel(settings, steps, listener, name=i)
 
     engines = setup.engines + setup.decode_engines
     policy = _policy(setup, ready)
@@ -194,19 +237,13 @@ def simulate(setup: Setup, monitor: Monitor = lambda now, arrived, ended: False)
         delay=(lambda prompt: each + prompt * per_token) if each or per_token else None,
         monitor=monitor,
     )
-    tally = Tally()
     try:
-        cluster.run(ready.workload.asks(tally))
+        cluster.run(asks)
     except WorkloadError as e:
         raise SimulateError(str(e)) from None
     except OutOfProfile as e:
         raise SimulateError(f"{setup.name or 'the profile'}: {e}") from None
-    if setup.rows is not None:
-        try:
-            write_rows(cluster.record.requests, Path(setup.rows))
-        except OSError as e:
-            raise SimulateError(f"{e.filename}: cannot be written: {e.strerror}") from None
-    return entry(setup.name, _settings(setup, ready), ready.hardware, cluster, setup.slo, tally.notes())
+    return cluster
 
 
 def document(setups: Sequence[Setup], runs: Sequence[dict[str, Any]], *, interrupted: bool = False) -> dict[str, Any]:
@@ -251,6 +288,7 @@ def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
     return {
         "engines": setup.engines,
         "decode_engines": setup.decode_engines,
+        "decode_tp": setup.decode_tp,
         "gpu": hardware.gpu,
         "model": hardware.model,
         "tp": setup.hardware.tp,
@@ -276,7 +314,7 @@ def _settings(setup: Setup, ready: Ready) -> dict[str, Any]:
 
 # --- variations ------------------------------------------------------------------------------------------------------
 
-_OF_SETUP: Final = ("engines", "decode_engines", "policy", "placement", "speed", "seed", "patience")
+_OF_SETUP: Final = ("engines", "decode_engines", "decode_tp", "policy", "placement", "speed", "seed", "patience")
 _OF_HARDWARE: Final = tuple(f.name for f in fields(Wanted) if f.name != "strict")
 _PLAIN: Final = frozenset({"gpu", "model", "placement", "batching", "preemption", "profile", "dtype"})
 """Their values say by themselves what they are."""

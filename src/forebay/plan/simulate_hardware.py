@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -77,11 +77,15 @@ class Hardware:
     """Of KV from a prefill to a decode engine; None where the model's shape is not known."""
 
 
-def find_hardware(wanted: Wanted, given: Mapping[str, Any]) -> Hardware:
+Resolve = Callable[..., Resolved]
+"""`profiles.resolve`, or what does the same."""
+
+
+def find_hardware(wanted: Wanted, given: Mapping[str, Any], look_up: Resolve = resolve) -> Hardware:
     """`given`: fields of `EngineSettings` that were set by hand; KV capacity depends on them. Raises HardwareError."""
     try:
         named = wanted.profile is None
-        found = resolve(
+        found = look_up(
             wanted.gpu or (GPU if named else None),
             wanted.model or (MODEL if named else None),
             tp=wanted.tp,

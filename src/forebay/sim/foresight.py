@@ -70,6 +70,8 @@ class Foresight:
             raise ValueError("the oracle needs continuous batching, the policy fcfs and no prefix caching")
         if settings.speculative_tokens or settings.long_prefill_token_threshold or settings.watermark:
             raise ValueError("the oracle knows no speculation, long_prefill_token_threshold or watermark")
+        if not settings.enable_chunked_prefill:
+            raise ValueError("the oracle knows no engine that does not cut prompts into chunks")
         self._settings = settings
         self._steps = engine.steps
         self._tpot = min(tpot, 1e9)

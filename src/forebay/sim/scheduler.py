@@ -236,6 +236,8 @@ class Scheduler:
             else:
                 hit, lost = pool.hit(lease, total)
                 tokens = min(total - hit * size, budget)
+                if tokens < total - hit * size and not settings.enable_chunked_prefill:
+                    return  # vllm/v1/core/sched/scheduler.py: those behind it wait as well
                 threshold = settings.long_prefill_token_threshold
                 if 0 < threshold < tokens and (self.running or self.line.count > 1):
                     tokens = threshold

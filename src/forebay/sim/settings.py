@@ -20,6 +20,8 @@ class EngineSettings:
     long_prefill_token_threshold: int = 0
     """The most tokens a step of one prompt, where it does not run alone; 0: no such limit."""
     enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    """Off: the part of a prompt that is not cached is computed in one step, and waits for one whose budget has room."""
     reserve_full_isl: bool = True
     """A waiting request needs room for its whole prompt that is not cached, not only for its first chunk."""
     watermark: float = 0.0
@@ -62,6 +64,11 @@ class EngineSettings:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be less than max_num_seqs "
                 f"({self.max_num_seqs}): each running sequence takes a token of the step's budget"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be less than max_model_len "
+                f"({self.max_model_len}) where enable_chunked_prefill is false: a prompt goes into one step"
             )
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             value = getattr(self, name)
