@@ -61,6 +61,7 @@ COMMANDS = MappingProxyType(
             "forebay.cli.calibrate", "command", "Time a live engine's steps and write a profile for the simulator."
         ),
         "bench": Command("forebay.cli.bench", "command", "Load an OpenAI-compatible server and measure its latencies."),
+        "plan": Command("forebay.cli.plan", "command", "Plan capacity: GPUs, what they carry, what it costs."),
         "simulate": Command("forebay.cli.simulate", "command", "Simulate a workload on modelled engines."),
         "replay": Command("forebay.cli.replay", "command", "Decide a recorded run again, and compare."),
     }
