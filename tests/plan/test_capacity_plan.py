@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forebay.cli.main import run
-from forebay.hardware.catalogue import find_gpu, find_named
+from forebay.hardware.catalogue import find_any, find_any_gpu, find_gpu, find_named
 from forebay.hardware.memory import Deployment
+from forebay.plan import capacity_check
 from forebay.plan.capacity_fleet import cost, fleet
 from forebay.plan.capacity_lengths import independent
-from forebay.plan.capacity_question import PlanError, Question, Traffic
+from forebay.plan.capacity_question import PlanError, Promise, Question, Traffic, replica
+from forebay.plan.capacity_slo import highest
 
 QWEN = ("--model", "Qwen/Qwen3-32B", "--gpu", "A100-80G")
 LLAMA = ("--model", "llama-3.1-8b", "--gpu", "h100", "--prompt", "600", "--output", "200", "--no-simulate")
@@ -106,15 +109,31 @@ def test_the_show_case_explains_itself_on_one_screen(capsys: pytest.CaptureFixtu
     assert json.loads(out) | {"curves": None} == found | {"curves": None}
 
 
-def test_more_of_what_is_short_is_planned_with_less(capsys: pytest.CaptureFixture[str]) -> None:
-    gpus = []
-    for more in ((), ("--cache-hit", "0.5"), ("--quantization", "fp8"), ("--growth", "3")):
-        _, out, _ = plan(capsys, *LLAMA, "--qps", "300", *more, "--json", "-")
-        gpus.append(json.loads(out)["fleet"]["gpus"])
-    base, cached, small, grown = gpus
-    assert cached < base
-    assert small < base
-    assert 2.8 * base < grown < 3.2 * base
+def test_cached_prompts_and_fewer_bits_carry_more() -> None:
+    base, deployment = question(), question().deployment
+    asked = (base, replace(base, cache_hit=0.5), replace(base, deployment=replace(deployment, dtype="fp8")))
+    plain, cached, small = (highest(replica(one).engine, one.promise, 0.05).rate for one in asked)
+    assert cached > 1.1 * plain
+    assert small > 1.1 * plain
+
+
+def test_the_numbers_of_the_slides_come_out(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, "--rules", "--json", "-")
+    assert code == 0
+    slots, seventy, cards, users = (rule["values"] for rule in json.loads(out))
+    assert slots == {"kv_gib": 10, "exact": 2.5, "whole": 2}
+    assert seventy["gb"] == pytest.approx(1.34, abs=0.005)
+    assert {card: one["requests_per_s"] for card, one in cards.items()} == {
+        "A100-80G": 30, "A100-40G": 15, "V100-32G": 10, "RTX 3090": 5,
+    }  # fmt: skip
+    for card, one in cards.items():  # with the lengths that are named, the simulator carries as many
+        deployment = Deployment(find_any(one["model"]), find_any_gpu(card), dtype="fp16", max_model_len=4296)
+        lengths = independent(str(one["prompt"]), str(one["output"]))
+        engine = replica(Question(deployment=deployment, lengths=lengths, measured=False)).engine
+        run_ = capacity_check.run(engine, 0.95 * one["requests_per_s"], Promise(), count=1000)
+        assert run_.kept(Promise()), card
+    assert {one["model"] for one in users} >= {"Qwen/Qwen3-32B", "meta-llama/Llama-2-13b"}
+    assert all(10 <= one["slots"] <= 20 for one in users)
 
 
 def test_hours_and_spare_nodes(capsys: pytest.CaptureFixture[str]) -> None:

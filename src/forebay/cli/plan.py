@@ -94,6 +94,9 @@ def command(
         bool, typer.Option("--simulate/--no-simulate", help="Whether formulas are held against the simulator.")
     ] = True,
     seed: Annotated[int, typer.Option(help="Other draws of the simulation.")] = 0,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Work out numbers that go from slide to slide, and leave.")
+    ] = False,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the plan; -: to standard output.")
     ] = None,
@@ -112,6 +115,9 @@ def command(
 
     given = Given(model, gpu, prompt, output, lengths, traffic, growth)
     try:
+        if rules:
+            _rules(json_file)
+            return
         deployment = given.deployment(
             tp=tp, pp=pp, dp=dp, dtype=dtype, kv_dtype=kv_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, gpu_memory_utilization=gpu_memory_utilization,
@@ -261,6 +267,22 @@ def _answer(question: Question, json_file: str | None, html_file: str | None) ->
     for path in (json_file, html_file):
         if path is not None:
             console.print(f"written: {path}", markup=False, soft_wrap=True)
+
+
+def _rules(json_file: str | None) -> None:
+    from forebay.plan.capacity_known import known
+    from forebay.plan.written import replacing, to_stdout
+
+    found = known()
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    if json_file == "-":
+        to_stdout(text)
+        return
+    if json_file is not None:
+        with replacing(Path(json_file)) as file:
+            file.write(text)
+    for rule in found:
+        print(f"“{rule['claim']}”", *(f"    {line}" for line in rule["lines"]), sep="\n")
 
 
 def _fail(message: str) -> NoReturn:

@@ -13,8 +13,18 @@ from forebay.plan.capacity_slo import Sustained
 
 OFF: Final = 0.2
 """Relative: a rule that is off by more is named."""
-CARDS: Final = MappingProxyType({"a100_sxm": 30.0, "a100_pcie": 30.0, "a100_40": 15.0, "v100": 10.0, "rtx_3090": 5.0})
-"""The table of requests a second that goes from slide to slide, by the begin of a GPU's name here."""
+CARDS: Final = MappingProxyType(
+    {
+        "a100_sxm": 30.0,
+        "a100_pcie": 30.0,
+        "a100_sxm_40": 15.0,
+        "a100_pcie_40": 15.0,
+        "v100_sxm": 10.0,
+        "v100_pcie": 10.0,
+        "rtx_3090": 5.0,
+    }
+)
+"""The table of requests a second that goes from slide to slide, by the GPU's name here."""
 USERS: Final = (10.0, 20.0)
 """Real users at once on one A100 with 80 GB, as the same slides have it."""
 
@@ -96,16 +106,9 @@ def wrong(replica: Replica, found: Sustained, rate: float) -> list[Thumb]:
         "requests/s",
         "the promise ends before the throughput does",
     )
-    for name, says in CARDS.items():
-        if d.gpu.name.startswith(name) and d.gpus == 1:
-            add(
-                f"this card does {says:g} requests/s",
-                says,
-                rate,
-                "requests/s",
-                "it depends on the model and the lengths: forebay plan --rules",
-            )
-            break
+    if d.gpus == 1 and (says := CARDS.get(d.gpu.name)) is not None:
+        why = "it depends on the model and the lengths: forebay plan --rules"
+        add(f"this card does {says:g} requests/s", says, rate, "requests/s", why)
     if (
         d.gpu.name.startswith("a100_")
         and d.gpus == 1
