@@ -6,16 +6,14 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from forebay.cli.main import USAGE
 
 if TYPE_CHECKING:
-    from forebay.hardware.memory import Deployment
-    from forebay.plan.capacity_lengths import Floats, Lengths
-    from forebay.plan.capacity_question import Question, Traffic
+    from forebay.plan.capacity_question import Question
 
 
 def command(
@@ -54,8 +52,9 @@ def command(
         ),
     ] = None,
     cache_hit: Annotated[
-        float, typer.Option(metavar="SHARE", help="Of prompt tokens, found in the prefix cache (0 to 1).")
-    ] = 0.0,
+        float | None,
+        typer.Option(metavar="SHARE", help="Of prompt tokens, in the prefix cache. [default: 0, or the ledger's]"),
+    ] = None,
     slo_ttft: Annotated[float, typer.Option(metavar="SECONDS", help="Promise: so long to the first token …")] = 1.5,
     slo_tpot: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="… and so long for each further one …")
@@ -72,6 +71,19 @@ def command(
     traffic: Annotated[
         str | None,
         typer.Option(metavar="WORKLOAD", help="A trace or what forebay simulate takes: its rates and its lengths."),
+    ] = None,
+    from_ledger: Annotated[
+        bool, typer.Option("--from-ledger", help="Rates, lengths and cache hits that the ledger has recorded.")
+    ] = False,
+    since: Annotated[str, typer.Option(metavar="WHEN", help="Of the ledger: a date, a time, or a time ago.")] = "7d",
+    until: Annotated[str | None, typer.Option(metavar="WHEN", help="Not included. [default: now]")] = None,
+    zone: Annotated[str | None, typer.Option(metavar="NAME", help="Of the hours. [default: ledger.zone]")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only these of the ledger, model=NAME say; repeatable."),
+    ] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=X", help="So many times as many requests of a tier; repeatable.")
     ] = None,
     growth: Annotated[float, typer.Option(metavar="X", help="So many times the traffic.")] = 1.0,
     max_model_len: Annotated[
@@ -97,6 +109,11 @@ def command(
     rules: Annotated[
         bool, typer.Option("--rules", help="Work out numbers that go from slide to slide, and leave.")
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", metavar="FILE", envvar="FOREBAY_CONFIG", help="For --from-ledger."),
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="For --from-ledger.")] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the plan; -: to standard output.")
     ] = None,
@@ -110,6 +127,7 @@ def command(
     Exits with 0; 2 where a question cannot be answered: the model does not fit, a promise below what the hardware can
     do, names and numbers that are none.
     """
+    from forebay.cli.plan_given import Books, Given
     from forebay.plan.capacity_question import PlanError, Traffic
     from forebay.sim.workloads import WorkloadError
 
@@ -123,12 +141,17 @@ def command(
             max_num_batched_tokens=max_num_batched_tokens, gpu_memory_utilization=gpu_memory_utilization,
             enforce_eager=enforce_eager,
         )  # fmt: skip
+        if from_ledger:
+            books = Books(config, state_dir, since, until, zone, where or [], tier or [])
+            given.recorded = books.read(growth)
+        elif where or tier:
+            raise PlanError("--where and --tier are of --from-ledger")
         question = given.question(
             deployment,
             Traffic(users=users, think=think, peak=qps),
             hours,
             slo=(slo_ttft, math.inf if slo_tpot is None else slo_tpot, percentile),
-            cache_hit=cache_hit, profile=profile, host=host, price=price, gpus_per_node=gpus_per_node,
+            cache_hit=given.hits(cache_hit), profile=profile, host=host, price=price, gpus_per_node=gpus_per_node,
             spare_nodes=spare_nodes, simulate=simulate, seed=seed,
         )  # fmt: skip
         _answer(question, json_file, html_file)
@@ -136,109 +159,6 @@ def command(
         _fail(str(e.args[0]) if isinstance(e, LookupError) and e.args else str(e))
     except OSError as e:
         _fail(f"{e.filename}: {e.strerror}" if e.filename else str(e))
-
-
-class Given:
-    """What was typed that files or the catalogue have to be asked about."""
-
-    def __init__(
-        self,
-        model: str | None,
-        gpu: str | None,
-        prompt: str | None,
-        output: str | None,
-        lengths: str | None,
-        workload: str | None,
-        growth: float,
-    ) -> None:
-        self.model, self.gpu = model, gpu
-        self.prompt, self.output, self.lengths = prompt, output, lengths
-        self.workload, self.growth = workload, growth
-
-    def deployment(self, **settings: Any) -> Deployment:
-        """Raises PlanError, LookupError and ValueError of the catalogue."""
-        from forebay.hardware.catalogue import find_any, find_any_gpu
-        from forebay.hardware.memory import Deployment
-        from forebay.plan.capacity_question import PlanError
-
-        for option, value in (("--model", self.model), ("--gpu", self.gpu)):
-            if not value:
-                raise PlanError(f"{option} is missing: name the {option[2:]} that is planned for")
-        assert self.model and self.gpu
-        return Deployment(find_any(self.model), find_any_gpu(self.gpu), **settings)
-
-    def question(
-        self,
-        deployment: Deployment,
-        traffic: Traffic,
-        hours: str | None,
-        slo: tuple[float, float, float],
-        **more: Any,
-    ) -> Question:
-        """Raises PlanError, WorkloadError, LengthError."""
-        from dataclasses import replace
-
-        from forebay.plan.capacity_question import PlanError, Promise, Question
-        from forebay.plan.capacity_traffic import hours as read_hours
-        from forebay.plan.capacity_traffic import of_arrivals
-
-        if not 0 < self.growth <= 1e6:
-            raise PlanError(f"--growth must be more than 0 and at most 1,000,000, not {self.growth:g}")
-        ways = {"--users": traffic.users, "--qps": traffic.peak, "--hours": hours, "--traffic": self.workload}
-        named = [option for option, value in ways.items() if value is not None]
-        if len(named) != 1 and named != ["--qps", "--traffic"]:
-            what = " and ".join(named) + " say the same twice" if named else "there is no traffic to plan for"
-            raise PlanError(f"{what}: give one of {', '.join(ways)}")
-        found, arrivals, notes = self._lengths()
-        if hours is not None:
-            traffic = replace(traffic, hours=tuple(rate * self.growth for rate in read_hours(hours)), text="by hour")
-        elif arrivals is not None and traffic.peak is None:
-            seen = of_arrivals(arrivals, found.text, self.growth)
-            traffic, notes = replace(seen.traffic, think=traffic.think), [*notes, *seen.notes]
-        else:
-            users, peak = traffic.users, traffic.peak
-            traffic = replace(
-                traffic,
-                users=None if users is None else users * self.growth,
-                peak=None if peak is None else peak * self.growth,
-            )
-        return Question(
-            deployment=deployment, lengths=found, promise=Promise(*slo), traffic=traffic, notes=tuple(notes), **more
-        )
-
-    def _lengths(self) -> tuple[Lengths, Floats | None, list[str]]:
-        """(lengths, arrivals where a workload was given, notes)."""
-        from forebay.plan.capacity_lengths import independent, of_workload, together
-        from forebay.plan.capacity_question import PlanError
-        from forebay.sim.workloads import open_workload
-
-        marginal = self.prompt is not None or self.output is not None
-        if marginal and self.lengths is not None:
-            raise PlanError("--lengths stands for both --prompt and --output; give it or these")
-        arrivals = None
-        of_trace = None
-        if self.workload is not None:
-            of_trace, arrivals = of_workload(open_workload(self.workload))
-        if self.lengths is not None:
-            found = (
-                together(self.lengths)
-                if self.lengths.endswith(".json")
-                else of_workload(open_workload(self.lengths))[0]
-            )
-            return found, arrivals, []
-        if of_trace is not None and not marginal:
-            return of_trace, arrivals, []
-        notes = [
-            f"{option} was not given: {default} tokens are assumed"
-            for option, value, default in (("--prompt", self.prompt, PROMPT), ("--output", self.output, OUTPUT))
-            if value is None
-        ]
-        return independent(self.prompt or PROMPT, self.output or OUTPUT), arrivals, notes
-
-
-PROMPT = "lognormal(512;1.0;131072)"
-OUTPUT = "lognormal(200;0.8;16384)"
-"""What made-up workloads have, too (docs/workloads.md)."""
 
 
 def _answer(question: Question, json_file: str | None, html_file: str | None) -> None:
