@@ -86,7 +86,7 @@ def _check_tiers(rows: list[Row], tiers: Mapping[str, float]) -> None:
 
 
 def _hours(rows: list[Row], zone: str, tiers: Mapping[str, float], growth: float) -> tuple[tuple[float, ...], int]:
-    """The highest rate of each hour of the day, and how many attempts there were. Answers from a cache ask no engine."""
+    """The highest rate of each hour of the day, and how many attempts there were, without answers from a cache."""
     sums: dict[float, float] = {}
     spans: dict[float, float] = {}
     seen = 0
