@@ -104,7 +104,9 @@ def test_the_show_case_explains_itself_on_one_screen(capsys: pytest.CaptureFixtu
     each, all_ = found["replica"]["requests_per_s"], found["fleet"]["peak"]
     assert (found["fleet"]["needed"] - 1) * each < all_ <= found["fleet"]["needed"] * each * 1.0001
     assert found["replica"]["simulated"]["ttft"] <= 1.5
-    assert each == pytest.approx(found["replica"]["requests_per_s_by_formula"], rel=0.1)
+    # prompts that take most of the KV cache are where formulas end, and the plan says so
+    assert each < 0.9 * found["replica"]["requests_per_s_by_formula"]
+    assert any("of the KV cache, and all behind it wait" in note for note in found["notes"])
     code, out, _ = plan(capsys, *asked[:-4], "--json", "-")
     assert json.loads(out) | {"curves": None} == found | {"curves": None}
 
@@ -167,7 +169,7 @@ def test_a_gpu_without_a_price_has_no_cost(capsys: pytest.CaptureFixture[str]) -
         ((*QWEN, "--qps", "1", "--tp", "3"), "64 attention heads, which tp 3 does not divide"),
         ((*QWEN, "--qps", "1", "--max-model-len", "100000"), "40,960 tokens of Qwen/Qwen3-32B; rope scaling"),
         ((*QWEN, "--qps", "1", "--slo-ttft", "0.1"), r"--slo-ttft 0.1 is below .*give 0\.\d+ or more"),
-        ((*QWEN, "--qps", "1", "--slo-tpot", "0.01"), r"--slo-tpot 0.01 is below .*a token every 0\.04"),
+        ((*QWEN, "--qps", "1", "--slo-tpot", "0.01"), r"--slo-tpot 0.01 is below .*a token every 0\.0[34]"),
         (QWEN, "no traffic to plan for: give one of --users, --qps, --hours, --traffic"),
         ((*QWEN, "--qps", "1", "--users", "3"), "--users and --qps say the same twice"),
         ((*QWEN, "--qps", "0"), "--qps must be more than 0"),

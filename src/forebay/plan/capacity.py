@@ -28,6 +28,8 @@ POINTS: Final = 12
 """Of the curves over the load."""
 APART: Final = 0.1
 """Formula and simulation are said to differ where they do so by more."""
+LARGE: Final = 0.25
+"""Of the KV cache: one request that takes more is named."""
 
 
 def plan(question: Question, *, curves: bool = False) -> dict[str, Any]:
@@ -43,6 +45,8 @@ def plan(question: Question, *, curves: bool = False) -> dict[str, Any]:
         notes.append(
             "the simulation kept the promise at no rate near what formulas say; the plan stands on formulas alone"
         )
+    if simulated is not None and abs(found.rate / simulated.rate - 1) > APART:
+        notes.append(_apart(one, found.rate, simulated.rate))
     rate = (found.rate if simulated is None else simulated.rate) * one.lanes
     e2e = found.state.e2e if simulated is None else simulated.e2e
     whole = fleet(question, rate, one.gpus, e2e)
@@ -83,6 +87,17 @@ def plan(question: Question, *, curves: bool = False) -> dict[str, Any]:
         "notes": notes,
         "curves": _curves(one, question, found) if curves else None,
     }
+
+
+def _apart(one: Replica, formula: float, simulated: float) -> str:
+    said = (
+        f"formulas say {formula * one.lanes:.3g} requests/s of a replica, the simulation {simulated * one.lanes:.3g}, "
+        "which is planned with"
+    )
+    share = one.engine.lengths.longest / one.engine.lane.kv_tokens
+    if share > LARGE:
+        said += f"; the longest request takes {share:.0%} of the KV cache, and all behind it wait (--max-model-len)"
+    return said
 
 
 def _tidy(x: float | None) -> float | None:

@@ -23,7 +23,7 @@ LONGEST: Final = 4_096
 """Tokens: answers up to it are tried."""
 HELD: Final = ("meta-llama/Llama-2-13b", "Qwen/Qwen2.5-14B", "Qwen/Qwen3-32B", MODEL)
 TOKENS: Final = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
-_ROUGH: Final = 0.01
+_ROUGH: Final = 0.03
 
 
 def known() -> list[dict[str, Any]]:

@@ -94,7 +94,8 @@ def state(engine: Engine, rate: float) -> State:
     prompts = _Drawn(engine.prompts, rng)
     ahead = np.maximum(0.0, now - room)
     if engine.lane.async_scheduling:
-        following = ahead + prompts.sums(rate * rng.choice(seconds, DRAWS, p=waiting))
+        before = np.where(now > room, seconds[-1], rng.choice(seconds, DRAWS, p=waiting))
+        following = ahead + prompts.sums(rate * before)
         behind = took(following, more)  # put together already
         ahead = np.maximum(0.0, following - room)
     else:
@@ -116,8 +117,13 @@ def state(engine: Engine, rate: float) -> State:
     each = n / (rate * engine.decodes) if engine.decodes else step
     # what comes during an answer makes it longer, and with it what comes: 1 / (1 - load) of each deviation
     load = min(0.95, max(0.0, 1 - engine.step(n, 0) / step))
-    tpot = each + rng.standard_normal(DRAWS) * np.sqrt(settled.variance / steps / (1 - load) ** 2 + spread**2)
-    tpot = np.maximum(tpot, engine.step(0, 0))
+    base = engine.step(n, 0)
+    added = max(each - base, 1e-4 * each)  # what prompts add to a token: gamma distributed, since a few get most of it
+    # of a step's seconds, counted by prompts: one that takes several steps lengthens all of them
+    token = (whole - base) / room
+    by_prompt = max(settled.variance, rate * step * token**2 * float((engine.prompts**2).mean()))
+    variance = by_prompt / steps / (1 - load) ** 2 + spread**2
+    tpot = np.maximum(base + rng.gamma(added**2 / variance, variance / added), engine.step(0, 0))
     answer = engine.decodes * each
     return State(
         rate,

@@ -24,6 +24,10 @@ POINTS: Final = 17
 BINS: Final = 256
 """Of a distribution of waiting tokens."""
 ROUNDS: Final = 200
+CLOSE: Final = 3e-5
+LEVELS: Final = 6
+"""Lengths of steps, by which what comes during them is told apart."""
+TRIES: Final = 40
 FULL: Final = 0.98
 """Of a step's budget: nearer to it, prompts wait for ever longer."""
 
@@ -250,21 +254,27 @@ class Engine:
     # --- at a rate ---------------------------------------------------------------------------------------------------
 
     def settle(self, rate: float) -> Settled | None:
-        """The steady state at `rate` requests a second; None where it is more than the engine can do."""
-        bursts = step = 0.0
-        found = None
-        for _ in range(2):
-            step = self._solved(rate, bursts, step)
-            if not math.isfinite(step):
-                return None
+        """The steady state at `rate` requests a second; None where it is more than the engine can do: n =
+        decoding(rate, mean step(n)), by bisection between an n that leads to more and one that leads to less."""
+        low, high = 0.0, self.lane.max_num_batched_tokens - 1.0
+        n = self.decoding(rate, self.step(0, 0))
+        waiting = None
+        for _ in range(TRIES):
+            middle = n if low < n < high else (low + high) / 2
+            found = self.backlog(middle, rate, waiting)
+            step = math.inf if found is None else float(found @ self.on_grid(middle))
             n = self.decoding(rate, step)
-            room = self._room(n)
-            waiting = self.waiting(rate * step, room, bursts)
-            seconds = self.on_grid(n)
-            variance = max(0.0, float(waiting @ seconds**2) - float(waiting @ seconds) ** 2)
-            found = Settled(n, step, room, waiting, seconds, variance)
-            bursts = min(4.0, variance / step**2)
-        return found
+            if n > middle:
+                low = middle
+            else:
+                high = middle
+            if found is not None:
+                waiting = found
+                if abs(n - middle) <= 0.004 * middle + 0.01:
+                    seconds = self.on_grid(middle)
+                    variance = max(0.0, float(found @ seconds**2) - step**2)
+                    return Settled(middle, step, self._room(middle), found, seconds, variance)
+        return None
 
     def decoding(self, rate: float, step: float) -> float:
         """Sequences that decode, by Little's law: E[O - 1] steps of each, and the echo of its own prefill: what comes
@@ -273,41 +283,18 @@ class Engine:
         own = self.step(0, min(self.prompt, self.lane.max_num_batched_tokens - 1.0)) - self.step(0, 0)
         return rate * (self.decodes * step + own * load / (1 - load) if self.decodes else 0.0)
 
-    def _solved(self, rate: float, bursts: float, near: float) -> float:
-        """The mean step that is as long as what comes during it makes the next one: by bisection, since more comes
-        during a longer one. `near`: where to look first. Infinite where there is none."""
-        last = self.lane.max_num_batched_tokens - 1.0
-
-        def more(step: float) -> bool:
-            return self.mean_step(min(self.decoding(rate, step), last), rate * step, bursts) > step
-
-        least = self.step(0, 0)
-        low, high = max(least, 0.97 * near), max(least, 1.03 * near)
-        if near and not more(low):
-            low = least
-        while more(high):
-            if high > 1e4 * least:
-                return math.inf
-            low, high = high, high * 1.4
-        while high - low > 2e-3 * high:
-            middle = (low + high) / 2
-            if more(middle):
-                low = middle
-            else:
-                high = middle
-        return (low + high) / 2 if self.decoding(rate, high) < last else math.inf
-
     def _room(self, n: float) -> float:
         return max(1.0, self.lane.max_num_batched_tokens - n)
 
-    def mean_step(self, n: float, arrivals: float, bursts: float = 0.0) -> float:
-        """Seconds of a step with `n` sequences in which `arrivals` prompts come in the mean; more than fit are taken as
-        if steps could be longer."""
+    def mean_step(self, n: float, arrivals: float) -> float:
+        """Seconds of a step with `n` sequences in which `arrivals` prompts come in the mean, as many in each; more than
+        fit are taken as if steps could be longer."""
         room = self._room(n)
         offered = arrivals * self.prompt
         if offered >= FULL * room:
             return self.step(n, room) * offered / (FULL * room)
-        return float(self.waiting(arrivals, room, bursts) @ self.on_grid(n))
+        now = self._stationary(room, np.zeros((1, BINS)), np.array([arrivals]), None)
+        return float(now @ self.on_grid(n))
 
     def on_grid(self, n: float) -> Floats:
         """Seconds of a step with `n` sequences when so many tokens wait, at each point of the grid."""
@@ -335,28 +322,39 @@ class Engine:
     def _spectrum(self) -> NDArray[np.complex128]:
         return np.fft.rfft(self._prompts, 2 * BINS)
 
-    def arrived(self, arrivals: float, bursts: float = 0.0) -> Floats:
-        """Distribution of the tokens of the prompts that come in a step, by Fourier transform. In a step of a given
-        length that is a compound Poisson distribution; where lengths vary by a coefficient whose square is `bursts`, it
-        is mixed over gamma distributed lengths."""
-        change = arrivals * (self._spectrum - 1)
-        spectrum = np.exp(change) if bursts < 1e-3 else (1 - bursts * change) ** (-1 / bursts)
-        return _tidied(np.fft.irfft(spectrum, 2 * BINS))
+    def backlog(self, n: float, rate: float, start: Floats | None = None) -> Floats | None:
+        """Distribution on the grid of the prompt tokens that wait when a step with `n` sequences is put together; None
+        where there is none. What comes during a step follows its length, which follows what waited: LEVELS lengths are
+        told apart, others are between two of them. `start`: where to begin."""
+        room, seconds = self._room(n), self.on_grid(n)
+        if rate * float(seconds[-1]) * self.prompt >= FULL * room:
+            return None
+        first, last = float(seconds[0]), float(seconds[-1])
+        at = (seconds - first) / (last - first) * (LEVELS - 1) if last > first else np.zeros(BINS)
+        shares = np.maximum(0.0, 1 - np.abs(at - np.arange(LEVELS)[:, None]))
+        return self._stationary(room, shares, rate * np.linspace(first, last, LEVELS), start)
 
-    def waiting(self, arrivals: float, room: float, bursts: float = 0.0) -> Floats:
-        """Distribution of the tokens that wait when a step is put together that takes at most `room`: Lindley's
-        recursion W' = max(W - room, 0) + A of what the step before left and what has come since."""
-        now = self.arrived(arrivals, bursts)
-        came = np.fft.rfft(now, 2 * BINS)
+    def _stationary(self, room: float, shares: Floats, arrivals: Floats, start: Floats | None) -> Floats:
+        """Of the chain W' = max(W - room, 0) + A, where A are the tokens of a Poisson number of prompts, with one of
+        the means `arrivals`; `shares`: of each mean (row) at each point of the grid. By iteration (Lindley)."""
+        if len(shares) == 1:
+            shares = np.ones((1, BINS))
+        spectra = np.exp(arrivals[:, None] * (self._spectrum - 1))
+        now = _tidied(np.fft.irfft(spectra.mean(axis=0), 2 * BINS)) if start is None else start
         left = np.maximum(0.0, self.grid - room) / self.grid[1]
         low = np.floor(left).astype(np.int64)
         part = left - low
+        rows = len(shares)
+        to = (np.arange(rows)[:, None] * (BINS + 1) + low).ravel()  # and its neighbour, each a part
+        below, above = shares * (1 - part), shares * part
         for _ in range(ROUNDS):
-            over = np.bincount(low, now * (1 - part), BINS + 1) + np.bincount(low + 1, now * part, BINS + 1)
-            then = _tidied(np.fft.irfft(np.fft.rfft(over[:BINS], 2 * BINS) * came, 2 * BINS))
+            over = np.bincount(to, (below * now).ravel(), rows * (BINS + 1) + 1)
+            over += np.bincount(to + 1, (above * now).ravel(), rows * (BINS + 1) + 1)
+            kept = over[:-1].reshape(rows, BINS + 1)
+            then = _tidied(np.fft.irfft((np.fft.rfft(kept, 2 * BINS, axis=1) * spectra).sum(axis=0), 2 * BINS))
             change = float(np.abs(then - now).sum())
             now = then
-            if change < 1e-4:
+            if change < CLOSE:
                 break
         return now
 
