@@ -16,8 +16,7 @@ from forebay.plan.capacity_lengths import Floats
 from forebay.plan.capacity_question import PlanError, Promise
 from forebay.plan.capacity_queue import State, state
 from forebay.plan.capacity_rates import Engine
-from forebay.policy.placement import RoundRobin
-from forebay.sim.cluster import Cluster, PassThrough
+from forebay.sim.cluster import Cluster, LeastRequests
 from forebay.sim.engine import EngineModel
 from forebay.sim.jobs import Listener
 from forebay.sim.result_summary import Rows
@@ -109,7 +108,7 @@ def run(engine: Engine, rate: float, promise: Promise, *, seed: int = 0, count: 
     def make(listener: Listener, i: int) -> EngineModel:
         return EngineModel(settings, engine.lane.steps, listener, name=i)
 
-    cluster = Cluster(make, 1, PassThrough(RoundRobin(), 1), max_model_len=settings.max_model_len, interval=60.0)
+    cluster = Cluster(make, 1, LeastRequests(1), max_model_len=settings.max_model_len, interval=60.0)
     try:
         cluster.run(asks(engine, rate, count, seed))
     except OutOfProfile as e:
@@ -193,7 +192,10 @@ def _next(
         else:
             above = middle
     guess = 0.99 * first.rate * found.rate / middle
-    return min(guess, 0.92 * found.rate) if high is not None else max(guess, 1.03 * found.rate)
+    if high is None:
+        return max(guess, 1.03 * found.rate)
+    over = found.strain(promise)
+    return min(guess, found.rate * (0.97 if over < 1.1 else 0.95 if over < 1.3 else 0.92))
 
 
 def strain(at: State, promise: Promise) -> float:

@@ -150,7 +150,15 @@ def figures(document: Mapping[str, Any]) -> Sequence[Figure]:
 
 
 def _figure(name: str, title_: str, note: str, data: list[Any], layout: dict[str, Any]) -> Figure:
-    return {"id": name, "section": "", "title": title_, "note": note, "wide": False, "data": data, "layout": layout}
+    return {
+        "id": name,
+        "section": "What it rests on",
+        "title": title_,
+        "note": note,
+        "wide": False,
+        "data": data,
+        "layout": layout,
+    }
 
 
 def _memory(document: Mapping[str, Any]) -> Figure:
