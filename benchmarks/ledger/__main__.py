@@ -32,6 +32,7 @@ def main() -> int:
     rate = env_int("RATE", 6_000)
     seconds = env_int("SECONDS", 20)
     count = env_int("ENTRIES", 10_000_000, least=1_000)
+    users = env_int("END_USERS", 0, least=0)
     data = os.environ.get("DATA")
     RESULTS.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-ledger-", dir=data or RESULTS))
@@ -57,7 +58,7 @@ def main() -> int:
             for name in env_names("DATABASES", DATABASES, DATABASES):
                 (folder / name).mkdir()
                 with postgres() if name == "postgresql" else nullcontext("") as url:
-                    figures["month"][name] = found = month.measure(folder / name, url, count, console.print)
+                    figures["month"][name] = found = month.measure(folder / name, url, count, users, console.print)
                 shutil.rmtree(folder / name)
                 _show_month(console, name, found, short)
     finally:
@@ -89,13 +90,16 @@ def _show_journal(console: Console, found: list[dict[str, Any]], short: list[str
 
 
 def _show_month(console: Console, database: str, found: dict[str, Any], short: list[str]) -> None:
-    table = Table(title=f"{database}: a month of {found['entries']:,} entries ({found['sums']:,} sums)")
+    sums = ", ".join(f"{count:,} {name}" for name, count in found["sums"].items())
+    table = Table(title=f"{database}: a month of {found['entries']:,} entries ({sums})")
     table.add_column("report")
-    table.add_column("slowest, s", justify="right")
-    table.add_column("CPU of this process, s", justify="right")
+    for column in ("rows", "slowest, s", "CPU of this process, s"):
+        table.add_column(column, justify="right")
     for name, times in found["seconds"].items():
-        table.add_row(name, f"{max(times):.2f}", f"{min(found['cpu'][name]):.2f}")
-        if max(times) > REPORT:
+        barred = name in found["barred"]
+        title = name if barred else f"{name} (no bar)"
+        table.add_row(title, f"{found['rows'][name]:,}", f"{max(times):.2f}", f"{min(found['cpu'][name]):.2f}")
+        if barred and max(times) > REPORT:
             short.append(f"month on {database}: {name} takes {max(times):.2f} s; the bar is {REPORT:g}")
     console.print(table)
 

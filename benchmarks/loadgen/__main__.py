@@ -3,12 +3,14 @@ of other tools."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +20,15 @@ from benchmarks.common import (
     BenchError,
     env_int,
     env_names,
+    free_port,
+    get,
+    mock,
+    need_files,
+    run,
+    running,
+    two_cores,
+    verdict,
+    wait_until,
     mock,
     need_files,
     run,
@@ -97,11 +108,20 @@ def agreement(say: Console, core: int, client_core: int) -> tuple[dict[str, obje
         with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
             work = Path(folder)
             raw: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
+            with SERVERS[name](work, core) as server, _wire(work, client_core, server.url) as url:
             with SERVERS[name](work, core) as server:
                 for n in range(rounds):
                     prompts = work / "prompts.jsonl"
                     write_prompts(prompts, requests, server.words, server.output_tokens, 100 * n + 1)
                     rate = float(os.environ.get("RATE") or server.rate)
+                    job = Job(url, server.model, prompts, requests, rate, server.output_tokens, server.key)
+                    order = tools[n % len(tools) :] + tools[: n % len(tools)]
+                    for tool in order:
+                        before = len(_passed(work))
+                        raw[tool].append(found := TOOLS[tool](job, work, client_core))
+                        found |= _seen(_passed(work)[before:], requests, server.output_tokens)
+                        shown = ", ".join(f"{figure} {found[figure]:,.2f}" for figure in FIGURES)
+                        say.print(f"{name}, round {n + 1} of {rounds}, {tool}: {shown}", highlight=False)
                     job = Job(server.url, server.model, prompts, requests, rate, server.output_tokens, server.key)
                     order = tools[n % len(tools) :] + tools[: n % len(tools)]
                     for tool in order:
@@ -112,6 +132,48 @@ def agreement(say: Console, core: int, client_core: int) -> tuple[dict[str, obje
     return {"bar": BAR_AGREE, "servers": results}, fell
 
 
+@contextlib.contextmanager
+def _wire(work: Path, core: int, to: str) -> Iterator[str]:
+    """A relay in front of a server: its URL."""
+    port, log = free_port(), work / "wire.log"
+    command = [sys.executable, "-m", "benchmarks.loadgen.wire", "--port", str(port), "--to", to.rpartition(":")[2]]
+    with running([*command, "--out", str(work / "wire.jsonl")], core=core, log=log) as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: get(f"{url}/health")[0] > 0, process, log, "the relay")
+        yield url
+
+
+def _passed(work: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (work / "wire.jsonl").read_text().splitlines()]
+
+
+def _seen(passed: list[dict[str, float]], requests: int, tokens: int) -> dict[str, float]:
+    """The tool's own figures, from what passed: of its last requests, those before were to warm up."""
+    last = sorted(passed, key=lambda one: one["began"])[-requests:]
+    ttft = [(one["first"] - one["began"]) * 1e3 for one in last]
+    whole = [(one["last"] - one["began"]) * 1e3 for one in last]
+    return {
+        "wire_ttft_mean": statistics.fmean(ttft),
+        "wire_ttft_p50": statistics.median(ttft),
+        "wire_tpot_mean": statistics.fmean((b - a) / (tokens - 1) for a, b in zip(ttft, whole, strict=True)),
+        "wire_e2e_mean": statistics.fmean(whole),
+        "wire_e2e_p50": statistics.median(whole),
+    }
+
+
+def _compared(say: Console, name: str, raw: dict[str, list[dict[str, float]]]) -> tuple[object, list[str]]:
+    shares = {
+        tool: {figure: statistics.median(_share(one, figure) for one in runs) for figure in FIGURES}
+        for tool, runs in raw.items()
+    }
+    table = Table(
+        title=f"{name}, {len(raw['forebay'])} rounds: what a tool says, as a multiple of what passed on the wire"
+    )
+    table.add_column("")
+    for tool in raw:
+        table.add_column(tool, justify="right")
+        if tool != "forebay":
+            table.add_column("forebay against it", justify="right")
 def _compared(say: Console, name: str, raw: dict[str, list[dict[str, float]]]) -> tuple[object, list[str]]:
     medians = {
         tool: {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
@@ -130,6 +192,10 @@ def _compared(say: Console, name: str, raw: dict[str, list[dict[str, float]]]) -
     for figure in FIGURES:
         cells = []
         for tool in raw:
+            cells.append(f"{statistics.median(one[figure] for one in raw[tool]):,.1f} ({shares[tool][figure]:.4f} ×)")
+            if tool == "forebay":
+                continue
+            off = shares["forebay"][figure] / shares[tool][figure] - 1
             cells.append(f"{medians[tool][figure]:,.2f}")
             if tool == "forebay":
                 continue
@@ -138,6 +204,13 @@ def _compared(say: Console, name: str, raw: dict[str, list[dict[str, float]]]) -
             cells.append(f"{off:+.1%}")
             if abs(off) > BAR_AGREE:
                 fell.append(f"{name}: {figure} is {off:+.1%} off {tool}'s, the bar is {BAR_AGREE:.0%}")
+        table.add_row(figure, *cells)
+    say.print(table)
+    return {"of_the_wire": shares, "differences": differences, "rounds": raw}, fell
+
+
+def _share(one: dict[str, float], figure: str) -> float:
+    return one[figure] / one[f"wire_{figure}"]
         values = [one[figure] for one in raw["forebay"]]
         table.add_row(figure, *cells, f"{(max(values) - min(values)) / own[figure]:.1%}")
     say.print(table)

@@ -10,10 +10,10 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.common import env_names, run, verdict, write_results
-from benchmarks.plan import memory
+from benchmarks.plan import memory, rates
 
 Part = Callable[[Console], tuple[dict[str, object], list[str]]]
-PARTS: Final = MappingProxyType[str, Part]({"memory": memory.measure})
+PARTS: Final = MappingProxyType[str, Part]({"memory": memory.measure, "rates": rates.measure})
 """Each prints its tables and gives its figures for results/plan.json and what fell short."""
 
 

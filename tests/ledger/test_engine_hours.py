@@ -139,8 +139,16 @@ def test_an_invoices_correction_is_beside_the_bill(made: Database, host: Host, t
     books.add([spent(START + 10, cost=5_000, project="bot")])
     with made.read() as connection:
         (dimension,) = connection.execute(select(dimensions.c.id)).scalars()
-    with Book(made, "USD").writing() as (connection, _):
-        correct(connection, INVOICES, "USD", "credit", [Correction(dimension, START + 7, -100, START, START + 9)], 1.0)
+    with Book(made, "USD").writing() as (connection, names):
+        correct(
+            connection,
+            names,
+            INVOICES,
+            "USD",
+            "credit",
+            [Correction(dimension, START + 7, -100, START, START + 9)],
+            1.0,
+        )
     host.look(HOUR + 60)
     assert hour(made) == {"bot": 3_500}
     books.add([spent(START + 20, cost=5_000, project="late")])

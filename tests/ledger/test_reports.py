@@ -12,7 +12,8 @@ from forebay.ledger.book import Book
 from forebay.ledger.database import Database
 from forebay.ledger.entries import Account, Adjusted, Began, How, Record, Reserved, Settled
 from forebay.ledger.names import MOST_VALUES
-from forebay.ledger.reports import BadQuery, Query, Row, Step, report, spans
+from forebay.ledger.reports import BadQuery, Query, Row, report, spans
+from forebay.ledger.steps import Step
 from forebay.ledger.tokens import Tokens
 
 pytestmark = pytest.mark.books
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.books
 OWNER = "00112233445566aa"
 APRIL = datetime(2026, 4, 1, tzinfo=ZoneInfo("UTC")).timestamp()
 DAY = 86_400
+PROJECTS = ("a,b", "O'Brien; DROP TABLE entries", "naïve 🦊\nline")
 
 
 def attempt(
@@ -32,9 +34,8 @@ def attempt(
 
 
 def names() -> list[Record]:
-    projects = ("a,b", "O'Brien; DROP TABLE entries", "naïve 🦊\nline")
     return [Began(OWNER, "b", 1, 1, "USD", APRIL)] + [
-        Account(n, f"k{n}", "key", "acme", "dep", name, "") for n, name in enumerate(projects, 1)
+        Account(n, f"k{n}", "key", "acme", "dep", name, "") for n, name in enumerate(PROJECTS, 1)
     ]
 
 
@@ -86,6 +87,8 @@ def test_any_span_of_any_zone_sums_exactly_what_is_in_it(database: Database) -> 
         ("UTC", Step.DAY, 1),
         ("Asia/Shanghai", Step.DAY, 2),
         ("America/New_York", Step.HOUR, 2),
+        ("Asia/Kolkata", Step.HOUR, 2),
+        ("Asia/Kolkata", Step.DAY, 4),
         ("Europe/Berlin", Step.DAY, 10),  # the clocks change: three ways to cover a day
     ],
 )
@@ -104,6 +107,42 @@ def test_many_steps_are_few_queries(database: Database, zone: str, step: Step, m
     plain = {begin: sum(seq for seq, at in enumerate(times, 1) if begin <= at < end) for begin, end in spans(query)}
     assert {r.since: r.cost for r in rows} == {begin: cost for begin, cost in plain.items() if cost}
     assert len(asked_of) <= most
+
+
+@pytest.mark.parametrize(("zone", "step"), [("Asia/Kolkata", Step.HOUR), ("Europe/Berlin", Step.DAY), ("UTC", None)])
+def test_whatever_is_asked_by_comes_to_the_same(database: Database, zone: str, step: Step | None) -> None:
+    """Against plain sums of the entries, whichever sums they are read from."""
+    rng = random.Random(11)
+    records: list[Record] = []
+    plain: list[tuple[float, dict[str, str], tuple[int, int, int]]] = []
+    for seq in range(1, 151):
+        at, n, model = APRIL - 5 * DAY + rng.uniform(0, DAY), rng.randint(1, 3), rng.choice("mn")
+        end_user, team = rng.choice(("", "ann", "bob")), rng.choice("xy")
+        records += attempt(seq, at, seq, n, model, end_user, team=team)
+        adjusted = seq % 5 == 0
+        if adjusted:
+            records.append(Adjusted(1_000 + seq, at, seq, -1, "less"))
+        said = {"project": PROJECTS[n - 1], "key": f"k{n}", "model": model, "tier": "", "end_user": end_user}
+        plain.append((at, said | {"label:team": team, "department": "dep"}, (seq, -adjusted, seq % 2)))
+    fill(database, records)
+    since, until = APRIL - 4.95 * DAY, APRIL - 4.1 * DAY
+    for by in ((), ("project",), ("key", "project"), ("model",), ("project", "tier", "model"), ("key", "model"),
+               ("end_user",), ("label:team", "model")):  # fmt: skip
+        for where in ({}, {"department": ("dep",)}, {"model": ("m",)}, {"key": ("k2", "k3")}, {"label:team": ("x",)}):
+            query = Query(since, until, by=by, step=step, zone=zone, where=where)
+            expected: dict[tuple[float, tuple[str, ...]], tuple[int, ...]] = {}
+            for begin, end in spans(query):
+                for at, said, counts in plain:
+                    if begin <= at < end and all(said[name] in values for name, values in where.items()):
+                        key = (begin, tuple(said[name] for name in by))
+                        before = expected.get(key, (0, 0, 0, 0))
+                        expected[key] = tuple(a + b for a, b in zip(before, (1, *counts), strict=True))
+            rows = asked(database, query)
+            found = {(r.since, r.group): (r.attempts, r.cost, r.adjusted, r.succeeded) for r in rows}
+            assert found == expected, (by, where)
+            assert len(rows) == len(found)
+            assert all(r.exact == r.requests == r.attempts for r in rows)
+            assert all(r.tokens == Tokens(input=2 * r.attempts, output=r.attempts) for r in rows)
 
 
 def test_what_is_seldom_counted_is_not_lost_where_it_is_rare(database: Database) -> None:

@@ -4,16 +4,20 @@ import json
 import sqlite3
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from alembic import command
+from alembic.config import Config
 from msgspec.structs import replace
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
 from forebay.cli.main import run
-from forebay.ledger.database import Database, database_file
+from forebay.ledger.database import SCRIPTS, Database, database_file
 from forebay.ledger.entries import Adjusted
 from forebay.ledger.intake import Intake
 from forebay.ledger.pricing import Price, Scale
+from forebay.ledger.schema import account_rollups, rollups, use_rollups, uses
 from forebay.ledger.verify import verify
 from journals import committed, on_a_loop, opened, reservation, settlement
 
@@ -62,6 +66,27 @@ def test_books_that_are_right(books: Database, tmp_path: Path) -> None:
     assert not_looked_at == ["hours of engines: allocated and idle against their bills"]  # tests of these have some
 
 
+def test_sums_are_made_for_books_from_before_there_were_these(books: Database, tmp_path: Path) -> None:
+    def sums() -> list[tuple[Any, ...]]:
+        with books.read() as connection:
+            found = [connection.execute(select(table)).all() for table in (account_rollups, use_rollups, uses)]
+        return [tuple(row) for rows in found for row in rows]
+
+    kept = sums()
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    config.set_main_option("path_separator", "os")
+    with books.write() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0005")
+        four_hours = select(func.sum(rollups.c.attempts)).where(rollups.c.grain == 14_400)
+        assert connection.execute(four_hours).scalar() == 30
+    books.migrate()
+    assert sums() == kept
+    found = verify(books, tmp_path / "journal")
+    assert [c.differences for c in found.checks if c.count] == []
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -71,6 +96,12 @@ def test_books_that_are_right(books: Database, tmp_path: Path) -> None:
         ("UPDATE entries SET seq = 900 WHERE seq = 3", "attempt 3 is settled in the journal, and not in the database"),
         ("UPDATE rollups SET kv = 1 WHERE grain = 86400", "24 h from 2023-11-14 00:00 UTC, dimension 1, exact ok"),
         ("UPDATE rollups SET requests = 0 WHERE grain = 3600", "the sum lacks requests +30"),
+        (
+            "UPDATE account_rollups SET succeeded = 0 WHERE grain = 900",
+            "15 min from 2023-11-14 22:15 UTC, account 1: the",
+        ),
+        ("UPDATE use_rollups SET exact = 31 WHERE grain = 3600", "1 h from 2023-11-14 22:00 UTC, use 1: the sum lacks"),
+        ("UPDATE dimensions SET tier = 'other'", "dimension 1 counts to another use than it says"),
         ("UPDATE adjustments SET adjusts = 77", "adjusts 77, which is not there"),
         ("UPDATE reservations SET seq = 4", "1/4 is open, and settled"),
         ("UPDATE prices SET price = '{}'", "cannot be read"),
@@ -100,11 +131,11 @@ def test_the_command_says_what_was_checked(tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr().out
     assert "2 entries (2 exact): 0.0032 USD" in said
     assert "together 0.003199995 USD, 240 tokens" in said
-    assert "ok      sums by 1 h against the entries: 1 looked at" in said
+    assert "ok      sums by dimension and 1 h against the entries: 1 looked at" in said
     spoil(database, "UPDATE entries SET cost = cost + 7 WHERE seq = 1")
     database.close()
     assert run([*command, "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["differences"] == 3
+    assert json.loads(capsys.readouterr().out)["differences"] == 5
 
 
 def test_the_command_reads_while_another_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

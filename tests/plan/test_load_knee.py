@@ -119,6 +119,16 @@ def test_runs_that_differ_are_refused_unless_told_otherwise(fields: dict[str, An
     assert said in html([a, b], forced).replace("&#x27;", "'")
 
 
+def test_two_knees_are_compared_although_their_rates_differ() -> None:
+    a, b = document(), document(rate=20.0)
+    a["knee"], b["knee"] = {"rate": 10.0}, {"rate": 20.0}
+    first = compare(a, b).rows[0]
+    assert (first.name, first.a, first.b, first.change) == ("knee", 10.0, 20.0, 1.0)
+    b["load"]["slo"] = {"ttft_s": 9.0}
+    with pytest.raises(LoadError, match="slo is"):
+        compare(a, b)
+
+
 def test_a_run_that_was_broken_off_is_no_equal() -> None:
     b = document()
     b["interrupted"] = True

@@ -65,6 +65,7 @@ COMMANDS = MappingProxyType(
         "bench compare": Command(
             "forebay.cli.bench_compare", "command", "Compare two results of forebay bench --json."
         ),
+        "plan": Command("forebay.cli.plan", "command", "Plan capacity: GPUs, what they carry, what it costs."),
         "simulate": Command("forebay.cli.simulate", "command", "Simulate a workload on modelled engines."),
         "replay": Command("forebay.cli.replay", "command", "Decide a recorded run again, and compare."),
     }

@@ -172,7 +172,7 @@ Books = Callable[[dict[str, list[str]]], Report]
 
 
 def _reach(config: Path | None, state_dir: Path | None) -> Books:
-    where = _where(config, state_dir)
+    where = configured(config, state_dir)
     admin = AdminSocket(admin_socket(where.state_dir), "forebay usage")
     if not admin.answers():
         return lambda given: _read(where, given)
@@ -204,7 +204,7 @@ def _read(config: Config, given: dict[str, list[str]]) -> Report:
         _fail(str(e), EX_UNAVAILABLE)
 
 
-def _where(config: Path | None, state_dir: Path | None) -> Config:
+def configured(config: Path | None, state_dir: Path | None) -> Config:
     """A configuration in which only state_dir, database and ledger count. Raises ConfigError."""
     if config is None:
         found = Config()

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
-from forebay.ledger.names import clean
+from forebay.ledger.names import Names, clean
 from forebay.ledger.rolling import Sums
-from forebay.ledger.schema import SUMS, adjustments, journals, rollups
-from forebay.ledger.sql import add_rows, insert_rows
+from forebay.ledger.schema import SUMS, adjustments, journals
+from forebay.ledger.sql import insert_rows
 from forebay.ledger.tokens import KINDS
 
 HOURS: Final = "gpu-hours"
@@ -39,9 +39,15 @@ def source_id(connection: Connection, source: str) -> int | None:
 
 
 def correct(
-    connection: Connection, source: str, currency: str, reason: str, corrections: Iterable[Correction], now: float
+    connection: Connection,
+    names: Names,
+    source: str,
+    currency: str,
+    reason: str,
+    corrections: Iterable[Correction],
+    now: float,
 ) -> int:
-    """Book them, in a transaction of `Book.writing`; returns how many."""
+    """Book them, in a transaction of `Book.writing`, which has `names`; returns how many."""
     wanted = [one for one in corrections if one.cost]
     if not wanted:
         return 0
@@ -60,7 +66,7 @@ def correct(
         what = (clean(reason), one.since, one.until)
         rows.append((row.id, seq, now, one.at, 0, one.dimension, "", "", *_NO_COUNTS, one.cost, 0, *what))
     insert_rows(connection, adjustments, rows)
-    add_rows(connection, rollups, sums.rows(), SUMS)
+    sums.write(connection, names.places(connection, sums.dimensions()))
     following = {"next_seq": row.next_seq + len(rows), "seen": now}
     connection.execute(update(journals).where(journals.c.id == row.id).values(**following))
     return len(rows)

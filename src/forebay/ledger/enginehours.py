@@ -186,6 +186,7 @@ class _Hour:
 
     def __init__(self, connection: Connection, names: Names, engine: str, slot: int) -> None:
         self._connection = connection
+        self._names = names
         self._engine = engine
         self._slot = slot
         account = names.account(connection, IDLE)
@@ -216,7 +217,7 @@ class _Hour:
             Correction(dimension, since, targets.get(dimension, 0) - booked.get(dimension, 0), since, until)
             for dimension in sorted(targets.keys() | booked.keys())
         ]
-        correct(self._connection, HOURS, currency, REASON, corrections, now)
+        correct(self._connection, self._names, HOURS, currency, REASON, corrections, now)
         values = (self._slot, self._engine, whole, whole - wanted.idle, wanted.idle, int(spread), now, 0)
         put_rows(self._connection, engine_hours, [values])
         return True

@@ -24,7 +24,7 @@ class How(StrEnum):
     CACHE = "cache"  # answered from a cache; `avoided` is what it would have cost
 
 
-class Account(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+class Account(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="a"):
     """Who pays, said once in each segment of a journal: later records name it by `n`."""
 
     n: int
@@ -38,14 +38,14 @@ class Account(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """"" for a level that was not given."""
 
 
-class Priced(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+class Priced(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="c"):
     """A price as it was applied, said once in each segment: `price` is `ledger.pricing.Price` as JSON."""
 
     n: int
     price: bytes
 
 
-class Reserved(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+class Reserved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
     seq: int
     request: int
     at: float
@@ -74,7 +74,7 @@ class Reserved(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     """`Priced.n` that its estimate would be settled at; 0: none is known."""
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p"):
     """What was delivered so far of streams under way, now and then: an orphan is estimated by it."""
 
     at: float
@@ -82,7 +82,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     """(seq, completion tokens)."""
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+class Settled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
     seq: int
     at: float
     tokens: Tokens
@@ -104,14 +104,14 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Why it is not as the engine said: "usage_absurd", "usage_twice", …; "" where it is."""
 
 
-class Hit(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+class Hit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="h"):
     """An answer from a cache: reserved and settled at once, `how` is cache."""
 
     reserved: Reserved
     settled: Settled
 
 
-class Adjusted(msgspec.Struct, frozen=True, array_like=True, tag="j"):
+class Adjusted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="j"):
     """A correction of something settled before: an hourly reconciliation, a maker's invoice. Positive: it cost more."""
 
     seq: int
@@ -125,7 +125,7 @@ class Adjusted(msgspec.Struct, frozen=True, array_like=True, tag="j"):
     until: float = 0.0
 
 
-class Began(msgspec.Struct, frozen=True, array_like=True, tag="b"):
+class Began(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="b"):
     """The first record of a segment."""
 
     owner: str

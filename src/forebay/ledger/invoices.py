@@ -156,7 +156,7 @@ def book(books: Book, wanted: Wanted, now: float, expected: Plan | None = None) 
         made = plan(connection, names, wanted, books.currency, now)
         if expected is not None and made != expected:
             raise Wrong("period", "something was booked into it just now: look at it again")
-        correct(connection, INVOICES, books.currency, wanted.reason, made.corrections, now)
+        correct(connection, names, INVOICES, books.currency, wanted.reason, made.corrections, now)
     return made
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,21 @@ from sqlalchemy import Connection, Table, bindparam, insert, select
 
 from forebay.counters import OVERFLOW as OTHER
 from forebay.ledger.entries import Account, Reserved
-from forebay.ledger.schema import ACCOUNT, DAY, SHAPE, accounts, dimension_labels, dimensions, prices, rollups
+from forebay.ledger.rolling import Place
+from forebay.ledger.schema import (
+    ACCOUNT,
+    DAY,
+    SHAPE,
+    USE,
+    accounts,
+    dimension_labels,
+    dimensions,
+    prices,
+    rollups,
+    use_labels,
+    uses,
+)
+from forebay.ledger.sql import among, insert_rows
 
 MOST_VALUES: Final = 1_000
 """Different end-users, and values of one label, that are told apart a day, of one account."""
@@ -28,7 +42,7 @@ _CACHED: Final = 200_000
 Labels = tuple[tuple[str, str], ...]
 
 
-class Where(msgspec.Struct, frozen=True):
+class Where(msgspec.Struct, frozen=True, gc=False):
     """A dimension, and what it does not tell of a request: None where it does."""
 
     dimension: int
@@ -52,11 +66,23 @@ class Names:
         self._accounts: dict[tuple[str, ...], int] = {}
         self._dimensions: dict[tuple[Any, ...], Where] = {}
         self._prices: dict[bytes, int] = {}
+        self._uses: dict[tuple[str, ...], int] = {}
+        self._of: dict[int, tuple[str, ...]] = {}
+        """An account's names, by its number."""
+        self._places: dict[int, Place] = {}
         self._values: dict[tuple[int, int], _Values] = {}
         self._day = 0
 
     def forget(self) -> None:
-        for cache in (self._accounts, self._dimensions, self._prices, self._values):
+        for cache in (
+            self._accounts,
+            self._dimensions,
+            self._prices,
+            self._uses,
+            self._of,
+            self._places,
+            self._values,
+        ):
             cache.clear()
 
     def account(self, connection: Connection, who: Account) -> int:
@@ -100,6 +126,17 @@ class Names:
             _keep(self._dimensions, key, found)
         return found
 
+    def places(self, connection: Connection, wanted: Set[int]) -> dict[int, Place]:
+        """What these dimensions count to besides."""
+        found = {dimension: self._places[dimension] for dimension in wanted if dimension in self._places}
+        if unknown := wanted - found.keys():
+            d = dimensions.c
+            query = select(d.id, d.account_id, d.use_id).where(among(connection, d.id, unknown))
+            for dimension, account, use in connection.execute(query):
+                found[dimension] = Place(account, use)
+                _keep(self._places, dimension, found[dimension])
+        return found
+
     def _fold(self, connection: Connection, account: int, day: int, shape: list[str], labels: Labels) -> Where:
         end_user, exact = shape[-1], labels
         if day:
@@ -129,11 +166,29 @@ class Names:
 
     def _row(self, connection: Connection, account: int, shape: Sequence[str], labels: Labels) -> int:
         text = labels_json(labels)
-        values = {"account_id": account, **dict(zip(SHAPE, shape, strict=True)), "labels": text}
+        told = dict(zip(SHAPE, shape, strict=True))
+        use = self._use(connection, account, told | {"labels": text}, labels)
+        values = {"account_id": account, **told, "labels": text, "use_id": use}
         found, new = _find_or_make(connection, dimensions, (str(account), *shape, text), values)
-        if new and labels:
-            rows = [{"dimension_id": found, "name": name, "value": value} for name, value in dict(labels).items()]
-            connection.execute(insert(dimension_labels), rows)
+        _keep(self._places, found, Place(account, use))
+        if new:
+            _say_labels(connection, dimension_labels, found, labels)
+        return found
+
+    def _use(self, connection: Connection, account: int, shape: dict[str, str], labels: Labels) -> int:
+        of = self._of.get(account)
+        if of is None:
+            row = connection.execute(select(*(accounts.c[name] for name in ACCOUNT)).where(accounts.c.id == account))
+            of = tuple(row.one())
+            _keep(self._of, account, of)
+        values = dict(zip(ACCOUNT, of, strict=True)) | shape
+        key = tuple(values[name] for name in USE)
+        found = self._uses.get(key)
+        if found is None:
+            found, new = _find_or_make(connection, uses, key, dict(zip(USE, key, strict=True)))
+            if new:
+                _say_labels(connection, use_labels, found, labels)
+            _keep(self._uses, key, found)
         return found
 
     def __repr__(self) -> str:
@@ -173,6 +228,10 @@ def _keep(cache: dict[Any, Any], key: Any, value: Any) -> None:
     if len(cache) >= _CACHED:
         cache.clear()
     cache[key] = value
+
+
+def _say_labels(connection: Connection, table: Table, of: int, labels: Labels) -> None:
+    insert_rows(connection, table, [(of, name, value) for name, value in dict(labels).items()])
 
 
 def _intern(connection: Connection, table: Table, texts: Sequence[str], values: dict[str, Any]) -> int:

@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from operator import add
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from forebay.ledger.schema import GRAINS, HOUR, SUMS
+from sqlalchemy import Connection
+
+from forebay.ledger.schema import (
+    COARSE,
+    COUNTS,
+    GRAINS,
+    HOUR,
+    HOWS,
+    QUARTER,
+    SUMS,
+    account_rollups,
+    rollups,
+    use_rollups,
+)
+from forebay.ledger.sql import add_rows
+
+FULL: Final = ("ok", "hit")
+"""Outcomes of attempts that were answered in full."""
+_ATTEMPTS: Final = SUMS.index("attempts")
+
+Key = tuple[Any, ...]
+"""(slot, of what, …)"""
+
+
+class Place(NamedTuple):
+    """What a dimension counts to besides: rows of `accounts` and `uses`."""
+
+    account: int
+    use: int
 
 
 class Sums:
@@ -15,7 +44,7 @@ class Sums:
         self._by: dict[tuple[int, int, str, str], list[int]] = {}
 
     def row(self, at: float, dimension: int, how: str, outcome: str) -> list[int]:
-        key = (int(at) // HOUR * HOUR, dimension, how, outcome)
+        key = (int(at) // QUARTER * QUARTER, dimension, how, outcome)
         found = self._by.get(key)
         if found is None:
             found = self._by[key] = [0] * len(SUMS)
@@ -23,18 +52,47 @@ class Sums:
 
     def hours(self) -> set[int]:
         """Hours that are added to: when they begin."""
-        return {key[0] for key in self._by}
+        return {key[0] // HOUR * HOUR for key in self._by}
 
-    def rows(self) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = []
-        finer = self._by
-        for grain in reversed(GRAINS):
-            if grain != HOUR:
-                coarser: dict[tuple[int, int, str, str], list[int]] = {}
-                for (slot, dimension, how, outcome), sums in finer.items():
-                    key = (slot // grain * grain, dimension, how, outcome)
-                    before = coarser.get(key)
-                    coarser[key] = sums if before is None else list(map(add, before, sums))
-                finer = coarser
-            rows += [(grain, *key, *sums) for key, sums in sorted(finer.items())]  # sorted: neighbours on a page
-        return rows
+    def dimensions(self) -> set[int]:
+        return {key[1] for key in self._by}
+
+    def write(self, connection: Connection, places: Mapping[int, Place]) -> None:
+        """`places`: of its `dimensions`."""
+        add_rows(connection, rollups, _rows(self._by, GRAINS), SUMS)
+        accounts: dict[Key, list[int]] = {}
+        uses: dict[Key, list[int]] = {}
+        for (slot, dimension, how, outcome), sums in self._by.items():
+            place, attempts = places[dimension], sums[_ATTEMPTS]
+            counts = [*sums, attempts if outcome in FULL else 0, *(attempts if how == one else 0 for one in HOWS)]
+            _add(accounts, (slot, place.account), counts)
+            _add(uses, (slot, place.use), counts)
+        add_rows(connection, account_rollups, _rows(accounts, COARSE), COUNTS)
+        add_rows(connection, use_rollups, _rows(uses, COARSE), COUNTS)
+
+
+def _rows(finest: Mapping[Any, list[int]], grains: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    return [row for sums, grain in _by_grain(finest, grains) for row in _sorted(grain, sums)]
+
+
+def _sorted(grain: int, sums: Mapping[Any, list[int]]) -> Iterator[tuple[Any, ...]]:
+    """Neighbours on a page, one after the other."""
+    return ((grain, *key, *counts) for key, counts in sorted(sums.items()))
+
+
+def _by_grain(
+    finest: Mapping[Any, list[int]], grains: tuple[int, ...]
+) -> Iterator[tuple[Mapping[Any, list[int]], int]]:
+    sums = finest
+    for grain in reversed(grains):
+        if grain != QUARTER:
+            coarser: dict[Key, list[int]] = {}
+            for key, counts in sums.items():
+                _add(coarser, (key[0] // grain * grain, *key[1:]), counts)
+            sums = coarser
+        yield sums, grain
+
+
+def _add(sums: dict[Key, list[int]], key: Key, counts: list[int]) -> None:
+    before = sums.get(key)
+    sums[key] = counts if before is None else list(map(add, before, counts))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import astuple
 
 from forebay.ledger.tokens import MOST_TOKENS, Tokens
@@ -14,8 +14,7 @@ MOST_COST: Final = 1 << 53
 _FAR: Final = 32_503_680_000.0  # the year 3000
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, gc=False):
     """An attempt under way: as `reservations`."""
 
     request: int

@@ -23,9 +23,8 @@ from forebay.ledger.schema import (
     journals,
     prices,
     reservations,
-    rollups,
 )
-from forebay.ledger.sql import add_rows, among, insert_rows, mark, put_rows
+from forebay.ledger.sql import among, insert_rows, mark, put_rows
 from forebay.ledger.tokens import KINDS, MOST_TOKENS, NO_TOKENS, Tokens
 
 UNKNOWN: Final = Account(0, "unknown", "", "", "", "", "")
@@ -224,7 +223,7 @@ class Run:
         connection, journal = self._connection, self._journal
         insert_rows(connection, entries, rows)
         insert_rows(connection, adjustments, corrections)
-        add_rows(connection, rollups, self._sums.rows(), SUMS)
+        self._sums.write(connection, self._names.places(connection, self._sums.dimensions()))
         if hours := self._sums.hours():  # those of them that were reconciled are again
             done = among(connection, engine_hours.c.slot, hours)
             connection.execute(update(engine_hours).where(done, engine_hours.c.again == 0).values(again=1))

@@ -28,9 +28,10 @@ from sqlalchemy import (
     text,
 )
 
+from forebay.ledger.entries import How
 from forebay.ledger.tokens import KINDS
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest migration; a test compares it with the scripts."""
 
 metadata = MetaData(
@@ -139,12 +140,19 @@ SHAPE: Final = ("route", "model", "served", "engine", "tier", "class", "end_user
 SUMS: Final = ("attempts", "requests", *KINDS, "cost", "adjusted", "avoided", "kv", "corrections")
 """What a rollup has: `attempts` and, of them, first ones (`requests`); `cost` as settled, `adjusted` to be added to it,
 `corrections`: how many adjustments that is."""
+HOWS: Final = tuple(how.value for how in How)
+COUNTS: Final = (*SUMS, "succeeded", *HOWS)
+"""What sums have that do not tell apart how attempts are known and how they ended: and how many of them were answered
+in full, and are known in each way."""
+USE: Final = ("organisation", "department", "project", "route", "model", "served", "tier", "class", "labels")
+QUARTER: Final = 900
+"""Of an hour: zones are off UTC by quarters."""
 HOUR: Final = 3_600
-PART: Final = 4 * HOUR
-"""Between hours and days, for days of other zones than UTC."""
 DAY: Final = 86_400
-GRAINS: Final = (DAY, PART, HOUR)
+GRAINS: Final = (DAY, HOUR)
 """Seconds that a rollup sums, the longest first; each divides the one before."""
+COARSE: Final = (DAY, HOUR, QUARTER)
+"""Likewise, of sums by account and by use."""
 APPEND_ONLY: Final = ("entries", "adjustments")
 
 
@@ -161,6 +169,24 @@ accounts = Table(
 )
 """As they were named when something was booked: a key that is renamed is another account from then on."""
 
+uses = Table(
+    "uses",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("digest", LargeBinary(16), nullable=False, unique=True),
+    *(Column(name, Text, nullable=False) for name in USE),
+)
+"""What a project used, without what there may be many of: users, keys, end users, engines."""
+
+use_labels = Table(
+    "use_labels",
+    metadata,
+    Column("use_id", Integer, ForeignKey("uses.id"), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""`uses.labels`, one a row."""
+
 dimensions = Table(
     "dimensions",
     metadata,
@@ -169,6 +195,7 @@ dimensions = Table(
     Column("account_id", Integer, ForeignKey("accounts.id"), nullable=False, index=True),
     *(Column(name, Text, nullable=False) for name in SHAPE),
     Column("labels", Text, nullable=False),  # JSON: [[name, value], …], sorted
+    Column("use_id", Integer, ForeignKey("uses.id")),  # never empty, but SQLite adds no such column to a table
 )
 """All that sums are taken by, but time, `how` and `outcome`."""
 
@@ -300,6 +327,24 @@ rollups = Table(
     sqlite_with_rowid=False,
 )
 """Sums of entries by `entries.at`, and of adjustments by `counts_at`, by GRAINS in UTC."""
+
+
+def _coarse(name: str, by: Table) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("grain", Integer, primary_key=True, autoincrement=False),  # one of COARSE
+        Column("slot", BigInteger, primary_key=True, autoincrement=False),
+        Column("of_id", Integer, ForeignKey(by.c.id), primary_key=True, autoincrement=False),
+        *(Column(count, BigInteger, nullable=False) for count in COUNTS),
+        sqlite_with_rowid=False,
+    )
+
+
+account_rollups = _coarse("account_rollups", accounts)
+use_rollups = _coarse("use_rollups", uses)
+"""The same sums once more by what most reports are about: where end users differ, there may be as many `rollups` as
+entries."""
 
 engine_spans = Table(
     "engine_spans",

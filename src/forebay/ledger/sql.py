@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import ARRAY, BigInteger, Column, ColumnElement, Connection, Table, any_, exc, func, literal, select
@@ -34,11 +35,17 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, 
 
 
 def add_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]], added: Sequence[str]) -> None:
-    """As `insert_rows`; where a row with the primary key exists, the columns `added` are added to its."""
+    """As `insert_rows`; where a row with the primary key exists, the columns `added`, the last ones, are added."""
     if not rows:
         return
     key = ", ".join(column.name for column in table.primary_key)
-    sums = ", ".join(f"{name} = {table.name}.{name} + excluded.{name}" for name in added)
+    # Most are 0 throughout, and each one takes time.
+    first = len(table.columns) - len(added)
+    some = [
+        name for name, values in zip(added, islice(zip(*rows, strict=True), first, None), strict=True) if any(values)
+    ]
+    sums = ", ".join(f"{name} = {table.name}.{name} + excluded.{name}" for name in some)
+    sums = sums or f"{added[0]} = {table.name}.{added[0]}"
     connection.exec_driver_sql(
         f"{_insert(connection, table)} ON CONFLICT ({key}) DO UPDATE SET {sums}",  # names from our own schema
         list(rows),

@@ -10,7 +10,7 @@ MOST_TOKENS: Final = 1 << 40
 """More of a kind than any answer has; what an engine says beyond it is that."""
 
 
-class Tokens(msgspec.Struct, frozen=True, array_like=True):
+class Tokens(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Counts from 0. All but `images` are tokens."""
 
     input: int = 0

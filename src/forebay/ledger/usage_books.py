@@ -19,8 +19,9 @@ from forebay.ledger.database import Database
 from forebay.ledger.focus import NEEDS
 from forebay.ledger.intake import bytes_behind, journal_folders, owner_of
 from forebay.ledger.journal_format import JournalError
-from forebay.ledger.reports import BadQuery, Query, Row, Step, report
+from forebay.ledger.reports import BadQuery, Query, Row, report
 from forebay.ledger.schema import journals
+from forebay.ledger.steps import Step
 from forebay.ledger.tokens import KINDS
 from forebay.ledger.usage import Line, Report, exact, moment
 

@@ -2,7 +2,8 @@
 
 All in one state of the database, so that it can be done while the gateway runs. What is checked:
 
-- rollups: the hours against the entries and adjustments, longer ones against the hours;
+- rollups, by all and by account and use: the shortest against the entries and adjustments, longer ones against shorter;
+- uses: what dimensions count to against what they say;
 - prices: each entry's cost against its tokens at the price it was settled at;
 - hours of engines that were reconciled: what is allocated and idle against their bills;
 - attempts: none is open and settled; an adjustment of an attempt has it; none has a number its journal has not reached;
@@ -19,13 +20,12 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import (
-    BigInteger,
+    Column,
     ColumnElement,
     Connection,
-    Integer,
     Select,
+    Table,
     and_,
-    cast,
     func,
     or_,
     select,
@@ -40,11 +40,17 @@ from forebay.ledger.intake import journal_folders, owner_of
 from forebay.ledger.journal_format import JournalError
 from forebay.ledger.journal_read import Reader
 from forebay.ledger.pricing import Price, price_from
-from forebay.ledger.reports import singles
+from forebay.ledger.reports import counted, singles, whole
 from forebay.ledger.schema import (
+    ACCOUNT,
+    COARSE,
+    COUNTS,
     GRAINS,
     HOUR,
     SUMS,
+    USE,
+    account_rollups,
+    accounts,
     adjustments,
     dimensions,
     engine_hours,
@@ -53,6 +59,8 @@ from forebay.ledger.schema import (
     prices,
     reservations,
     rollups,
+    use_rollups,
+    uses,
 )
 from forebay.ledger.sql import among
 from forebay.ledger.tokens import KINDS, Tokens
@@ -106,8 +114,9 @@ def verify(database: Database, root: Path) -> Verified:
         if not database.sqlite:
             connection.execute(text("SET LOCAL statement_timeout = 0"))
         found = _sums(connection)
-        found.checks += [_rollups(connection, grain, finer) for grain, finer in _pairs()]
-        found.checks += [_costs(connection), _engine_hours(connection), _attempts(connection)]
+        for kind in _KINDS_OF_SUMS:
+            found.checks += [_rollups(connection, kind, grain, finer) for grain, finer in kind.pairs()]
+        found.checks += [_uses(connection), _costs(connection), _engine_hours(connection), _attempts(connection)]
         found.checks.append(_positions(connection, root))
     return found
 
@@ -142,61 +151,96 @@ def _sums(connection: Connection) -> Verified:
 # --- rollups ---------------------------------------------------------------------------------------------------------
 
 
-def _pairs() -> Iterator[tuple[int, int]]:
-    """(a grain, the one that it is made of), the finest first; 0: the entries."""
-    finer = 0
-    for grain in reversed(GRAINS):
-        yield grain, finer
-        finer = grain
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """A table of sums. `of`: the column of `dimensions` that its rows are by; None: they are by dimension."""
 
+    by: str
+    table: Table
+    keys: tuple[str, ...]
+    counts: tuple[str, ...]
+    grains: tuple[int, ...]
+    of: Column[int] | None = None
 
-def _rollups(connection: Connection, grain: int, finer: int) -> Check:
-    of = "the entries" if not finer else f"those by {finer // HOUR} h"
-    check = Check(f"sums by {grain // HOUR} h against {of}")
-    where = rollups.c.grain == grain
-    check.looked_at = int(connection.execute(select(func.count()).select_from(rollups).where(where)).scalar_one())
-    parts = [_stored(rollups.c.slot, where, -1)]
-    if finer:
-        # Whole numbers: the division cuts.
-        slot = rollups.c.slot - rollups.c.slot % grain
-        parts.append(_stored(slot, rollups.c.grain == finer, 1))
-    else:
-        parts += [
-            select(
-                _slot(connection, at).label("slot"),
-                table.c.dimension_id,
-                table.c.how,
-                table.c.outcome,
-                *(sums[name].label(name) for name in SUMS),
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """(a grain, the one that it is made of), the finest first; 0: the entries."""
+        finer = 0
+        for grain in reversed(self.grains):
+            yield grain, finer
+            finer = grain
+
+    def stored(self, slot: ColumnElement[Any], grain: int, sign: int) -> Select[Any]:
+        c = self.table.c
+        sums = ((c[name] * sign).label(name) for name in self.counts)
+        return select(slot.label("slot"), *(c[key] for key in self.keys), *sums).where(c.grain == grain)
+
+    def single(self, connection: Connection, grain: int) -> Iterator[Select[Any]]:
+        for table, at, sums in singles():
+            c = table.c
+            columns = c.dimension_id, c.how, c.outcome, *(sums[name].label(name) for name in SUMS)
+            one = select(_slot(connection, at, grain).label("slot"), *columns)
+            if self.of is None:
+                yield one
+                continue
+            source = one.subquery()
+            added = counted(source)
+            yield select(source.c.slot, self.of.label("of_id"), *(added[n].label(n) for n in self.counts)).join_from(
+                source, dimensions, dimensions.c.id == source.c.dimension_id
             )
-            for table, at, sums in singles()
-        ]
+
+
+_KINDS_OF_SUMS: Final = (
+    _Sums("dimension", rollups, ("dimension_id", "how", "outcome"), SUMS, GRAINS),
+    _Sums("account", account_rollups, ("of_id",), COUNTS, COARSE, dimensions.c.account_id),
+    _Sums("use", use_rollups, ("of_id",), COUNTS, COARSE, dimensions.c.use_id),
+)
+
+
+def _rollups(connection: Connection, kind: _Sums, grain: int, finer: int) -> Check:
+    of = f"those by {_length(finer)}" if finer else "the entries"
+    check = Check(f"sums by {kind.by} and {_length(grain)} against {of}")
+    c = kind.table.c
+    count = select(func.count()).select_from(kind.table).where(c.grain == grain)
+    check.looked_at = int(connection.execute(count).scalar_one())
+    parts = [kind.stored(c.slot, grain, -1)]
+    if finer:
+        parts.append(kind.stored(c.slot - c.slot % grain, finer, 1))  # whole numbers: the division cuts
+    else:
+        parts += kind.single(connection, grain)
     both = union_all(*parts).subquery()
-    key = [both.c[name] for name in ("slot", "dimension_id", "how", "outcome")]
-    missing = [func.sum(both.c[name]) for name in SUMS]
+    key = [both.c[name] for name in ("slot", *kind.keys)]
+    missing = [func.sum(both.c[name]) for name in kind.counts]
     query = select(*key, *missing).group_by(*key).having(or_(*(m != 0 for m in missing)))
-    for slot, dimension, how, outcome, *off in _stream(connection, query):
-        wrong = [f"{name} {int(n):+,}" for name, n in zip(SUMS, off, strict=True) if n]
-        check.differs(
-            f"{grain // HOUR} h from {_shown(slot)}, dimension {dimension}, {how} {outcome}: the sum lacks "
-            f"{', '.join(wrong)}"
-        )
+    for slot, *row in _stream(connection, query):
+        (which, *more), off = row[: len(kind.keys)], row[len(kind.keys) :]
+        wrong = [f"{name} {int(n):+,}" for name, n in zip(kind.counts, off, strict=True) if n]
+        of = f"{kind.by} {which}" + (f", {' '.join(more)}" if more else "")
+        check.differs(f"{_length(grain)} from {_shown(slot)}, {of}: the sum lacks {', '.join(wrong)}")
     return check
 
 
-def _stored(slot: ColumnElement[Any], where: ColumnElement[bool], sign: int) -> Select[Any]:
-    r = rollups.c
-    sums = ((r[name] * sign).label(name) for name in SUMS)
-    return select(slot.label("slot"), r.dimension_id, r.how, r.outcome, *sums).where(where)
+def _length(grain: int) -> str:
+    return f"{grain // HOUR} h" if grain % HOUR == 0 else f"{grain // 60} min"
 
 
-def _slot(connection: Connection, at: ColumnElement[float]) -> ColumnElement[Any]:
-    """The hour of a time, which is never negative."""
-    if connection.dialect.name == "sqlite":  # whose CAST cuts; PostgreSQL's rounds
-        whole = cast(at, Integer)
-    else:
-        whole = cast(func.floor(at), BigInteger)
-    return whole - whole % HOUR
+def _slot(connection: Connection, at: ColumnElement[float], grain: int = HOUR) -> ColumnElement[Any]:
+    second = whole(connection, at)
+    return second - second % grain
+
+
+def _uses(connection: Connection) -> Check:
+    check = Check("dimensions against what they count to")
+    check.looked_at = int(connection.execute(select(func.count()).select_from(dimensions)).scalar_one())
+    said = {name: accounts.c[name] if name in ACCOUNT else dimensions.c[name] for name in USE}
+    query = (
+        select(dimensions.c.id)
+        .join(accounts, accounts.c.id == dimensions.c.account_id)
+        .outerjoin(uses, uses.c.id == dimensions.c.use_id)
+        .where(or_(uses.c.id.is_(None), *(uses.c[name] != column for name, column in said.items())))
+    )
+    for (dimension,) in _stream(connection, query):
+        check.differs(f"dimension {dimension} counts to another use than it says")
+    return check
 
 
 # --- entries ---------------------------------------------------------------------------------------------------------

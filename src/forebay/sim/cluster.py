@@ -13,15 +13,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from forebay.policy.placement import Placement
 from forebay.sim.cluster_decoders import Decoders, Part
 from forebay.sim.jobs import Job, Listener, QueueFull, State, TooLong
 from forebay.sim.result_gaps import Gaps
 from forebay.sim.result_series import Sampled, Series
 from forebay.sim.results import Outcome, Requests
 from forebay.sim.workload import Ask
+
+if TYPE_CHECKING:  # it brings the configuration's models with it
+    from forebay.policy.placement import Placement
 
 REFUSE: Final = -1
 """A policy's answer for a request that goes to no engine."""

@@ -83,6 +83,16 @@ def compare(a: dict[str, Any], b: dict[str, Any], *, force: bool = False) -> Com
     return Comparison(a, b, differences, tuple(_rows(a, b)))
 
 
+_FOUND: Final = frozenset({"rate", "speed", "load_fingerprint"})
+"""What a search for the knee finds by itself."""
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    found = []
+    searched = "knee" in a and "knee" in b
+    for name in dict.fromkeys((*a["load"], *b["load"])):
+        if searched and name in _FOUND:
+            continue
 def _differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     found = []
     for name in dict.fromkeys((*a["load"], *b["load"])):
@@ -104,6 +114,8 @@ _LATENCIES: Final = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e",
 
 def _rows(a: dict[str, Any], b: dict[str, Any]) -> list[Row]:
     rows = []
+    if "knee" in a and "knee" in b:
+        rows.append(Row("knee", "requests/s", a["knee"]["rate"], b["knee"]["rate"], None))
     for key, label in _LATENCIES:
         for name in ("p50", "p90", "p99", "mean"):
             field = f"{key}_ms"
