@@ -96,8 +96,8 @@ def _searches(
             fell.append(f"{case.name}: ours bears {mine:.3g}/s, aiconfigurator's {other_mean:.3g}/s")
         say.print(f"{case.name}: searched in {seconds:.0f} s, {cpu:.0f} s of CPU", highlight=False)
         table.add_row(
-            case.name, f"{searched}", f"{seconds:.0f}", f"{cpu:.0f}", str(ours_setting), f"{mine:.3g}/s", str(their_best),
-            f"{other_mean:.3g}/s", f"{mine / other_mean - 1:+.1%}" if other_mean else "–",
+            case.name, f"{searched}", f"{seconds:.0f}", f"{cpu:.0f}", str(ours_setting), f"{mine:.3g}/s",
+            str(their_best), f"{other_mean:.3g}/s", f"{mine / other_mean - 1:+.1%}" if other_mean else "–",
         )  # fmt: skip
         rows.append(
             {
