@@ -29,11 +29,6 @@ from benchmarks.common import (
     two_cores,
     verdict,
     wait_until,
-    mock,
-    need_files,
-    run,
-    two_cores,
-    verdict,
     write_results,
 )
 from benchmarks.loadgen.servers import SERVERS
@@ -109,7 +104,6 @@ def agreement(say: Console, core: int, client_core: int) -> tuple[dict[str, obje
             work = Path(folder)
             raw: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
             with SERVERS[name](work, core) as server, _wire(work, client_core, server.url) as url:
-            with SERVERS[name](work, core) as server:
                 for n in range(rounds):
                     prompts = work / "prompts.jsonl"
                     write_prompts(prompts, requests, server.words, server.output_tokens, 100 * n + 1)
@@ -122,11 +116,6 @@ def agreement(say: Console, core: int, client_core: int) -> tuple[dict[str, obje
                         found |= _seen(_passed(work)[before:], requests, server.output_tokens)
                         shown = ", ".join(f"{figure} {found[figure]:,.2f}" for figure in FIGURES)
                         say.print(f"{name}, round {n + 1} of {rounds}, {tool}: {shown}", highlight=False)
-                    job = Job(server.url, server.model, prompts, requests, rate, server.output_tokens, server.key)
-                    order = tools[n % len(tools) :] + tools[: n % len(tools)]
-                    for tool in order:
-                        raw[tool].append(TOOLS[tool](job, work, client_core))
-                    say.print(f"{name}: round {n + 1} of {rounds}", highlight=False)
         results[name], short = _compared(say, name, raw)
         fell += short
     return {"bar": BAR_AGREE, "servers": results}, fell
@@ -174,19 +163,6 @@ def _compared(say: Console, name: str, raw: dict[str, list[dict[str, float]]]) -
         table.add_column(tool, justify="right")
         if tool != "forebay":
             table.add_column("forebay against it", justify="right")
-def _compared(say: Console, name: str, raw: dict[str, list[dict[str, float]]]) -> tuple[object, list[str]]:
-    medians = {
-        tool: {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
-        for tool, runs in raw.items()
-    }
-    own = medians["forebay"]
-    table = Table(title=f"{name}: medians of {len(raw['forebay'])} rounds; others against forebay bench")
-    table.add_column("ms, tokens/s")
-    for tool in raw:
-        table.add_column(tool, justify="right")
-        if tool != "forebay":
-            table.add_column("", justify="right")
-    table.add_column("its own spread", justify="right")
     fell = []
     differences: dict[str, dict[str, float]] = {}
     for figure in FIGURES:
@@ -196,10 +172,6 @@ def _compared(say: Console, name: str, raw: dict[str, list[dict[str, float]]]) -
             if tool == "forebay":
                 continue
             off = shares["forebay"][figure] / shares[tool][figure] - 1
-            cells.append(f"{medians[tool][figure]:,.2f}")
-            if tool == "forebay":
-                continue
-            off = own[figure] / medians[tool][figure] - 1
             differences.setdefault(tool, {})[figure] = off
             cells.append(f"{off:+.1%}")
             if abs(off) > BAR_AGREE:
@@ -211,10 +183,6 @@ def _compared(say: Console, name: str, raw: dict[str, list[dict[str, float]]]) -
 
 def _share(one: dict[str, float], figure: str) -> float:
     return one[figure] / one[f"wire_{figure}"]
-        values = [one[figure] for one in raw["forebay"]]
-        table.add_row(figure, *cells, f"{(max(values) - min(values)) / own[figure]:.1%}")
-    say.print(table)
-    return {"medians": medians, "differences": differences, "rounds": raw}, fell
 
 
 def main() -> int:

@@ -58,7 +58,6 @@ def vllm(work: Path, core: int) -> Iterator[Server]:
         url = f"http://127.0.0.1:{port}"
         wait_until(answers_ok(f"{url}/health"), process, log, "vLLM", timeout=240)
         yield Server(url, "tiny", 900, 40, 0.5)
-        yield Server(url, "tiny", 900, 60, 1.0)
 
 
 SERVERS: dict[str, Callable[[Path, int], contextlib.AbstractContextManager[Server]]] = {

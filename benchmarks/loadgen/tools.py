@@ -22,7 +22,6 @@ from engines import install
 
 AIPERF = "aiperf==0.13.0"
 FIGURES = ("ttft_mean", "ttft_p50", "tpot_mean", "e2e_mean", "e2e_p50")
-FIGURES = ("ttft_mean", "ttft_p50", "tpot_mean", "e2e_mean", "e2e_p50", "output_tokens_per_s")
 SECONDS = 300.0
 """A tool has for one run."""
 WARM = 4

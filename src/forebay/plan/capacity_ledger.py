@@ -16,8 +16,9 @@ import numpy as np
 from sqlalchemy import Connection, select
 
 from forebay.ledger.entries import How
-from forebay.ledger.reports import MOST_STEPS, Query, Row, Step, report
+from forebay.ledger.reports import MOST_STEPS, Query, Row, report
 from forebay.ledger.schema import ACCOUNT, SHAPE, accounts, dimensions, entries
+from forebay.ledger.steps import Step
 from forebay.ledger.tokens import KINDS, Tokens
 from forebay.plan.capacity_lengths import Lengths
 from forebay.plan.capacity_question import PlanError, Traffic

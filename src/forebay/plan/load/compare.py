@@ -93,9 +93,6 @@ def _differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     for name in dict.fromkeys((*a["load"], *b["load"])):
         if searched and name in _FOUND:
             continue
-def _differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    found = []
-    for name in dict.fromkeys((*a["load"], *b["load"])):
         x, y = a["load"].get(name), b["load"].get(name)
         if x != y:
             found.append(f"{name} is {_short(x)} in A and {_short(y)} in B")
