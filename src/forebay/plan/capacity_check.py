@@ -31,7 +31,10 @@ TURNOVER: Final = 10
 WARM: Final = 0.2
 """Of the requests: while the engine fills up. They are not counted."""
 RUNS: Final = 3
-"""At most; one more where none of them kept the promise."""
+"""Rates that are tried."""
+MORE_RUNS: Final = 6
+"""At most, each at FALL of the rate before, where none of them kept the promise."""
+FALL: Final = 0.85
 ABOVE: Final = 1.05
 """Of the rate that formulas find: a short run does not show enough to promise more."""
 NEAR: Final = 0.04
@@ -153,9 +156,11 @@ def sustain(engine: Engine, promise: Promise, first: State, seed: int = 0) -> li
     high: Simulated | None = None
     most = min(STEADY * engine.most.rate, ABOVE * first.rate)
     rate = min(first.rate, most)
-    for count in range(RUNS + 1):
-        if count == RUNS and low is not None:
+    for count in range(RUNS + MORE_RUNS):
+        if count >= RUNS and low is not None:
             break
+        if count > RUNS:
+            rate = FALL * done[-1].rate
         found = run(engine, rate, promise, seed=seed)
         if found.kept(promise):  # and with other draws, too
             again = run(engine, rate, promise, seed=seed + 1)
