@@ -94,7 +94,7 @@ def agreement(say: Console, core: int, client_core: int) -> tuple[dict[str, obje
     """Each tool in turn against the same server, several rounds; medians of the rounds are held against each other."""
     names = env_names("SERVERS", list(SERVERS), list(SERVERS))
     tools = env_names("TOOLS", list(TOOLS), list(TOOLS))
-    rounds, requests = env_int("RUNS", 3), env_int("REQUESTS", 50, least=10)
+    rounds, requests = env_int("RUNS", 3), env_int("REQUESTS", 51, least=11)
     if "forebay" not in tools:
         tools = ["forebay", *tools]
     results: dict[str, object] = {}
