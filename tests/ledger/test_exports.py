@@ -114,6 +114,17 @@ def test_json_money_is_text_of_units() -> None:
     assert as_json(report(zone="Europe/Berlin"))["since"] == "2026-11-01T01:00:00+01:00"
 
 
+def test_a_cost_that_is_not_known_is_no_0_in_csv_and_json() -> None:
+    found = report(line("a", cost=0, adjusted=0, attempts=3, unpriced=3), line("free", cost=0, adjusted=0))
+    unknown, free = rows(as_csv(found))
+    assert (unknown["cost"], unknown["total"], unknown["adjusted"]) == ("", "", "0.00")
+    assert (free["cost"], free["total"]) == ("0.00", "0.00")
+    said = as_json(found)
+    assert (said["rows"][0]["cost"], said["rows"][0]["total"]) == (None, None)
+    assert said["total"]["cost"] == "0.00"  # what is known of it
+    assert from_json(said) == found
+
+
 @pytest.mark.parametrize(
     ("nanos", "text"),
     [(0, "0.00"), (1, "0.000000001"), (-50_000_000, "-0.05"), (12_000_000_000, "12.00"), (10**18, "1000000000.00")],

@@ -121,7 +121,7 @@ def _table(report: Report) -> str:
         *((f"{kind} tokens".replace("images tokens", "images").replace("_", " "), _kind(kind)) for kind in KINDS
           if any(getattr(line.tokens, kind) for line in report.lines)),
         ("tokens each", lambda line: view.mean(line.tokens.total, report.counted(line))),
-        ("cost", lambda line: exact(line.cost)),
+        ("cost", lambda line: "?" if line.costless else exact(line.cost)),
         ("adjusted", lambda line: exact(line.adjusted)),
         (f"total {report.currency}", lambda line: "?" if line.costless else exact(line.total)),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 from forebay.ledger.tokens import KINDS
-from forebay.ledger.usage import COUNTS, MONEY, Line, Report, exact
+from forebay.ledger.usage import COUNTS, MONEY, Line, Report, money
 
 
 class Writes(Protocol):
@@ -48,7 +48,6 @@ def _values(line: Line, currency: str) -> Iterator[str]:
     for kind in KINDS:
         yield str(getattr(line.tokens, kind))
     yield str(line.tokens.total)
-    for field in MONEY:
-        yield exact(getattr(line, field))
-    yield exact(line.total)
+    for said in money(line).values():
+        yield said if said is not None else ""
     yield currency

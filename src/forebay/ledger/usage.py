@@ -1,4 +1,5 @@
-"""A report on usage: what was asked, its lines, their sum; and its JSON, in which money is decimal text, exactly.
+"""A report on usage: what was asked, its lines, their sum; and its JSON, in which money is decimal text, exactly, and
+null where nothing has a price.
 
 Money is in nano-units of the books' currency (`ledger.money`); times are seconds since the Unix epoch.
 """
@@ -55,7 +56,7 @@ class Line(msgspec.Struct, frozen=True):
     @property
     def costless(self) -> bool:
         """Nothing in it has a price: its cost is not known, which is not 0."""
-        return self.attempts > 0 and self.unpriced == self.attempts and not self.total
+        return self.attempts > 0 and self.unpriced == self.attempts and not self.cost and not self.adjusted
 
     def __add__(self, other: Line) -> Line:
         sums = {field: getattr(self, field) + getattr(other, field) for field in (*COUNTS, *MONEY)}
@@ -128,9 +129,15 @@ def numbers(line: Line) -> dict[str, Any]:
     return {
         **{field: getattr(line, field) for field in COUNTS},
         "tokens": {kind: getattr(line.tokens, kind) for kind in KINDS} | {"total": line.tokens.total},
-        **{field: exact(getattr(line, field)) for field in MONEY},
-        "total": exact(line.total),
+        **money(line),
     }
+
+
+def money(line: Line) -> dict[str, str | None]:
+    """`MONEY` and the total, exactly; a cost of which nothing is known is None."""
+    said: dict[str, str | None] = {field: exact(getattr(line, field)) for field in MONEY}
+    said["total"] = exact(line.total)
+    return said | {"cost": None, "total": None} if line.costless else said
 
 
 def from_json(found: Mapping[str, Any]) -> Report:
@@ -155,7 +162,7 @@ def _line(row: Mapping[str, Any], by: Iterable[str]) -> Line:
         of=tuple(row["of"][name] for name in by),
         tokens=Tokens(*(row["tokens"][kind] for kind in KINDS)),
         **{field: int(row[field]) for field in COUNTS},
-        **{field: nano(Decimal(row[field])) for field in MONEY},
+        **{field: nano(Decimal(row[field] or 0)) for field in MONEY},
     )
 
 
