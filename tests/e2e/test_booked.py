@@ -131,6 +131,18 @@ def test_a_client_that_leaves_pays_what_it_was_sent(case: Case, engines: Engines
     assert 1 <= row["output"] <= 60
 
 
+def test_a_client_that_leaves_at_done_had_it_all(case: Case, engines: Engines) -> None:
+    """As the openai SDK does where the body's last chunk is not there yet."""
+    events = (ROLE, *WORDS, LAST, usage_event(counts(9, 41)), DONE)
+    engines.raw.scripts[case.id] = says(stream_head(), *map(chunk, events), hang=True)
+    with case.gateway.client() as client:
+        client.send(request(chat(stream=True), x_test=case.id, x_request_id=case.id))
+        client.head()
+        next(piece for piece in client.chunks() if b"[DONE]" in piece)
+    row = case.row()
+    assert (row["outcome"], row["input"], row["output"]) == ("ok", 9, 41)
+
+
 def test_a_client_that_leaves_before_anything_pays_the_prompt(case: Case, engines: Engines) -> None:
     engines.raw.scripts[case.id] = lambda talk: talk.wait_gone()
     with case.gateway.client() as client:

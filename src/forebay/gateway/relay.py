@@ -357,6 +357,16 @@ class Stream(Exchange):
         else:
             super().broken(refusal)
 
+    def client_gone(self) -> None:
+        """After [DONE] it has the whole answer: SDKs close there, and need not wait for the body's last chunk."""
+        if self._done and not self.ended:
+            self._drop_call()
+            self.account()
+            self.exact = self.usage is not None
+            self.complete()
+        else:
+            super().client_gone()
+
     def answer_ends(self) -> None:
         if self._tap is None:
             if self._held and self._done_without_content():
