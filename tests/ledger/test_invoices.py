@@ -191,5 +191,13 @@ def test_the_command_shows_it_before_it_books(
     assert run([*command, "--yes"]) == 0
     assert capsys.readouterr().err.endswith("\n3 adjustments are booked.\n")
     assert sums(books) == {"bot": 8_574, "rag": 71_426}
+    one = [*command[:6], "--key", "k-bot", "--amount=-0.01", "--reason", "goodwill", "--yes"]
+    assert run(one) == 0
+    said = capsys.readouterr()
+    assert said.out.split() == [
+        *("organisation", "department", "project", "key", "adjustment"),
+        *("acme", "bot", "of", "bot", "-0.01", "total", "-0.01"),
+    ]
+    assert said.err.endswith("\n1 adjustment is booked.\n")
     assert run([*command[:4], "--reason", "x", "--total", "5"]) == 2
     assert capsys.readouterr().err.startswith("forebay ledger: month: is needed")

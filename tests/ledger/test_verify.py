@@ -143,6 +143,9 @@ def test_the_command_reads_while_another_writes(tmp_path: Path, capsys: pytest.C
     other = sqlite3.connect(database_file(tmp_path), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     assert run(["ledger", "verify", "--state-dir", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert run(["ledger", "verify", "--state-dir", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["adjusted"] == "0.00"  # not 0E-9
     other.close()
 
 

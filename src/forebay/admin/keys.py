@@ -38,7 +38,7 @@ TELL: Final = 2.0
 """Seconds a change waits for the workers before it is answered as pending."""
 HELD: Final = 20.0
 """Seconds another process may have the database before the last known list counts: no command takes longer."""
-OPENING: Final = "not opened yet"
+OPENING: Final = "not opened yet, which takes a moment after a start"
 """The status of a start: nothing is wrong yet."""
 
 T = TypeVar("T")

@@ -44,7 +44,7 @@ def verify(config: ConfigOption = None, state_dir: StateOption = None, as_json_:
     Sums by hour and day are taken again from the entries, costs from the prices that the entries name, and the journals
     on this host are compared with what is booked. The gateway may run.
     """
-    from forebay.ledger.money import units
+    from forebay.ledger.usage import exact
     from forebay.ledger.verify import SHOWN
     from forebay.ledger.verify import verify as verify_
 
@@ -58,10 +58,10 @@ def verify(config: ConfigOption = None, state_dir: StateOption = None, as_json_:
             "entries": found.entries,
             "by_how": found.by_how,
             "tokens": found.tokens.total,
-            "cost": str(units(found.cost)),
+            "cost": exact(found.cost),
             "adjustments": found.adjustments,
-            "adjusted": str(units(found.adjusted)),
-            "total": str(units(found.total)),
+            "adjusted": exact(found.adjusted),
+            "total": exact(found.total),
             "open": found.open,
             "differences": found.differences,
             "checks": [
@@ -183,14 +183,15 @@ def adjust(
             books = Book(database, currency)
             with books.trial() as (connection, names):
                 found = plan(connection, names, wanted, currency, now)
-            _show_plan(found, of.period, currency)
+            _show_plan(found, of.period, currency, alone=bool(key))
             if dry_run or not found.corrections:
                 print("Nothing was booked.", file=sys.stderr)
                 return
             if not yes and not _agreed():
                 _fail("nothing was booked; --yes books it without asking", 1)
             book(books, wanted, now, found)
-            print(f"{len(found.corrections):,} adjustments are booked.", file=sys.stderr)
+            count = len(found.corrections)
+            print(f"{count:,} adjustment{'s are' if count != 1 else ' is'} booked.", file=sys.stderr)
     except Wrong as e:
         _fail(str(e), USAGE)
 
@@ -199,19 +200,22 @@ def _agreed() -> bool:
     return sys.stdin.isatty() and typer.confirm("Book it?", err=True)
 
 
-def _show_plan(found: Plan, period: str, currency: str) -> None:
+def _show_plan(found: Plan, period: str, currency: str, *, alone: bool) -> None:
+    """`alone`: the amount is one key's, whatever is booked of it."""
+
     def money(nanos: int) -> str:
         return shown_money(nanos, currency).rpartition(" ")[0]
 
     def row(who: tuple[str, ...], booked: int, added: int) -> tuple[str, ...]:
-        return *who, money(booked), money(added), money(booked + added)
+        return *who, *((money(added),) if alone else (money(booked), money(added), money(booked + added)))
 
     rows = [row(_who(part.account), part.booked, part.added) for part in found.parts[:SHOWN_PARTS]]
     if more := found.parts[SHOWN_PARTS:]:
         rows.append(row((f"{len(more):,} more", "", "", ""), sum(p.booked for p in more), sum(p.added for p in more)))
     rows.append(row(("total", "", "", ""), found.booked, found.added))
     print(f"{period}, in {currency}", file=sys.stderr)
-    _table(("organisation", "department", "project", "key", "booked", "adjustment", "then"), rows)
+    numbers = ("adjustment",) if alone else ("booked", "adjustment", "then")
+    _table(("organisation", "department", "project", "key", *numbers), rows)
     if found.unpriced:
         print(f"note: {found.unpriced:,} attempts have no known price; nothing is laid on them.", file=sys.stderr)
 

@@ -24,11 +24,12 @@ from forebay.config.models import Config
 from forebay.config.problems import ConfigError, Problem
 from forebay.errors import shown
 from forebay.ledger.enginepricing import EnginePrices
-from forebay.ledger.money import shown_money, units
+from forebay.ledger.money import shown_money
 from forebay.ledger.pricebuild import build_book
 from forebay.ledger.pricefile import load_prices
 from forebay.ledger.pricing import EACH, KV_PRICE, Price, PriceBook
 from forebay.ledger.tokens import KINDS, Tokens
+from forebay.ledger.usage import exact
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Show and check what models cost.")
 
@@ -328,7 +329,7 @@ def _cost(who: str, price: Price, tokens: Tokens) -> dict[str, Any]:
     return {
         "of": who,
         "price": price.id,
-        "cost": str(units(total)) if total is not None else None,
+        "cost": exact(total) if total is not None else None,
         "cost_shown": shown_money(total, price.into) if total is not None else "unpriced",
         "currency": price.into,
         "lines": lines,

@@ -54,7 +54,7 @@ def command(
         typer.Option(
             metavar="A,B",
             help="What rows are of: organisation, department, project, user, key, model, served, engine, tier, class, "
-            "route, hour, day, month, end_user, label:NAME, how, outcome. With commas, or again.",
+            "route, hour, day, week, month, end_user, label:NAME, how, outcome. With commas, or again.",
         ),
     ] = None,
     month: Annotated[

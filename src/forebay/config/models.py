@@ -326,7 +326,8 @@ class Config(Section):
     state_dir: Path = Field(default_factory=default_state_dir)
     """Database, sockets and snapshots; created with mode 0700."""
     database: str = Field(default="", repr=False)
-    """SQLAlchemy URL; empty: SQLite in state_dir."""
+    """SQLAlchemy URL, such as postgresql://user:password@host/name (needs forebay[postgres]); write ${VAR}. Empty:
+    SQLite in state_dir."""
     engines: tuple[Engine, ...] = ()
     """The engines behind the gateway."""
     engines_file: Path | None = None
