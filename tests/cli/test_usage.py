@@ -152,6 +152,30 @@ def test_charts(ask: Ask) -> None:
     assert "▁" in ask("--month", "2025-11", "--by", "day,department", "--chart").out
 
 
+@pytest.mark.parametrize(
+    ("step", "first", "last", "count"),
+    [
+        ("hour", "2025-11-02 12:00", "2025-11-20 13:00", None),
+        ("day", "Sun 2025-11-02", "Thu 2025-11-20", 19),
+        ("week", "week of 2025-10-27", "week of 2025-11-17", 4),
+        ("month", "Nov 2025", "Nov 2025", 1),
+    ],
+)
+def test_every_step_in_table_chart_and_page(
+    ask: Ask, tmp_path: Path, step: str, first: str, last: str, count: int | None
+) -> None:
+    page = tmp_path / "usage.html"
+    since = "2025-10-27" if step == "week" else "2025-11-01"
+    done = ask("--since", since, "--until", "2025-12-01", "--by", step, "--chart", "--html", str(page))
+    assert (done.code, page.exists()) == (0, True)
+    chart, _, table = done.out.partition("a column each" if count is not None else "a column every")
+    assert f"{first} … {last}" in chart
+    columns = [line.partition("┤")[2] for line in chart.splitlines() if "┤" in line]
+    assert count is None or [len(column) for column in columns] == [count] * 8
+    assert first in table
+    assert last in table
+
+
 def test_a_page_that_asks_the_network_for_nothing(ask: Ask, tmp_path: Path) -> None:
     page = tmp_path / "usage.html"
     done = ask("--month", "2025-11", "--by", "day,department", "--html", str(page))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
@@ -27,6 +28,9 @@ HEIGHT: Final = 8
 """Lines of columns over time."""
 MOST_STEPS: Final = 2_000
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
+_TIMES: Final = MappingProxyType(
+    {"hour": "%Y-%m-%d %H:%M", "day": "%a %Y-%m-%d", "week": "week of %Y-%m-%d", "month": "%b %Y"}
+)
 
 
 def names(report: Report) -> list[tuple[str, ...]]:
@@ -54,7 +58,7 @@ def _time(value: str, step: str) -> str:
         when = datetime.fromisoformat(value)
     except ValueError:
         return _name(value)  # "(7 others)"
-    return when.strftime({"hour": "%Y-%m-%d %H:%M", "day": "%a %Y-%m-%d", "month": "%b %Y"}[step])
+    return when.strftime(_TIMES[step])
 
 
 def title(name: str) -> str:
@@ -244,7 +248,7 @@ def _print_over_time(
 
 
 def steps(report: Report, step: str) -> list[str]:
-    """Each hour, day or month from the first line's to the last one's, as lines name them; the newest MOST_STEPS."""
+    """Each step from the first line's to the last one's, as lines name them; the newest MOST_STEPS."""
     at = report.by.index(step)
     known = []
     for line in report.lines:
@@ -261,6 +265,8 @@ def steps(report: Report, step: str) -> list[str]:
             when += 3_600
         elif step == "day":
             when = (local + timedelta(days=1)).timestamp()
+        elif step == "week":
+            when = (local + timedelta(days=7 - local.weekday())).timestamp()
         else:
             when = (local.replace(day=1) + timedelta(days=32)).replace(day=1).timestamp()
     return list(found)
