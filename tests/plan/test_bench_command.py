@@ -90,6 +90,12 @@ def test_an_unlisted_model_is_noted_and_tried(url: str) -> None:
         (["--prompt-tokens", "0"], "bench: --prompt-tokens must be more than 0, not 0"),
         (["--extra", "{"], "--extra is not JSON"),
         (["--extra", "[]"], "--extra must be a JSON object"),
+        (["--extra", '{"temperature": NaN}'], "--extra is not JSON"),
+        (["--extra", '{"top_p": 1e999}'], "--extra is not JSON"),
+        (["--extra", '{"stream": false}'], "--extra has 'stream', which the load sets itself"),
+        (["--prompt-tokens", "1e9"], "--prompt-tokens must be at most 20,000,000"),
+        (["--html", "-"], "--html takes a file"),
+        (["--records", "-"], "--records takes a file"),
         (["--concurrency", "9999999"], "connections that this process may open (ulimit -n)"),
         (["--cv", "3"], "--cv is of gamma arrivals: add --arrivals gamma"),
         (["--prompt-tokens", "lots"], "--prompt-tokens: a number is wanted, not 'lots'"),
@@ -254,3 +260,41 @@ def _up(url: str) -> bool:
         return get(url)[0] == 200
     except OSError:
         return False
+
+
+def test_what_cannot_be_written_takes_nothing_else_with_it(url: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = bench(
+        url,
+        *("--requests", "200", "--max-tokens", "1", "--json", "/dev/full", "--records", "/dev/full"),
+        *("--html", str(page)),
+    )
+    assert done.returncode == 2
+    assert done.stderr == "forebay bench: /dev/full: No space left on device\n" * 2
+    assert "200 completed, 0 failed" in done.stdout
+    assert page.stat().st_size > 0
+
+
+def test_a_search_that_is_interrupted_says_so(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "knee.json"
+    command = [FOREBAY, "bench", url, "--find-knee", "--rate", "20", "--requests", "10", "--max-tokens", "3"]
+    command += ["--slo-ttft", "30", "--knee-steps", "50", "--json", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith("kept\n")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    found = json.loads(path.read_text())
+    assert found["interrupted"] is True
+    assert found["knee"]["not_kept_at"] is None, "an interrupted step says nothing of its rate"
+    assert any("interrupted" in note for note in found["notes"])
+    assert "knee: " in out
+
+
+def test_a_standard_output_that_is_closed_harms_nothing(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    script = f"'{FOREBAY}' bench '{url}' --requests 2 --max-tokens 1 --json '{path}' >&-"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(path.read_text())["completed"] == 2

@@ -464,3 +464,78 @@ def test_a_run_that_is_hopeless_is_ended() -> None:
     result = against_script(Plan("m", rate=100, requests=500, slo=Slo(ttft=0.01), timeout=60), silent, hopeless=judge)
     assert (result.given_up, result.completed) == ("enough", 0)
     assert result.seconds < 5
+
+
+@pytest.mark.parametrize(
+    ("middle", "kind"),
+    [
+        (b"data: {broken\n\n", "bad_event"),
+        (b"data: <html>\n\n", "bad_event"),
+        (b"event: error\ndata: out of memory\n\n", "bad_event"),
+    ],
+)
+def test_nonsense_in_the_middle_of_a_stream_is_no_word(middle: bytes, kind: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(STREAM + WORD)
+        await writer.drain()
+        writer.write(WORD + WORD + middle + DONE)
+        await writer.drain()
+
+    result = against_script(Plan("m", concurrency=1, requests=2), serve)
+    assert (result.completed, result.errors) == (0, {kind: 2})
+
+
+def test_events_without_words_are_not_counted_wherever_they_stand() -> None:
+    nothing = b'data: {"choices":[{"index":0,"delta":{}}]}\n\n'
+    for data in (WORD + nothing + WORD + DONE, WORD + b": ping\n\n" + WORD + nothing + DONE):
+        result = against_script(Plan("m", concurrency=1, requests=1), says(STREAM + data))
+        assert (result.completed, result.output_tokens) == (1, 2)
+
+
+def test_an_answer_in_a_coding_nobody_asked_for_is_named() -> None:
+    coded = STREAM.replace(b"connection: close", b"connection: close\r\ncontent-encoding: gzip")
+    assert against_script(Plan("m", concurrency=1, requests=2), says(coded + b"\x1f\x8b...")).errors == {
+        "compressed": 2
+    }
+
+
+def test_usage_that_cannot_be_is_not_counted() -> None:
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":-5,"completion_tokens":-50}}\n\n'
+    result = against_script(Plan("m", concurrency=1, requests=1), says(STREAM + WORD + WORD + usage + DONE))
+    assert (result.completed, result.output_tokens, result.prompt_tokens) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "value", [b"Mon, 01 Jan 99999999999999999999 00:00:00 GMT", b"soon", b"nan", b"", b"Mon, 99 Foo 2020 00:00:00"]
+)
+def test_a_retry_after_that_says_nothing_is_none(value: bytes) -> None:
+    refusal = answer(b"429 x", b"{}", b"retry-after: " + value)
+    result = against_script(Plan("m", concurrency=1, requests=1, retries=2), says(refusal))
+    assert (result.errors, result.retry_after.count, result.retried) == ({"status 429": 1}, 0, 0)
+
+
+def test_a_load_that_was_interrupted_before_it_ran_sends_nothing() -> None:
+    async def run() -> Result:
+        load = Load(Target.parse("http://127.0.0.1:1"), Plan("m", rate=1e6, requests=5))
+        load.interrupt()
+        return await load.run()
+
+    result = uvloop.run(run())
+    assert (result.interrupted, result.sent) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://user:hunter2@h:99999", "'http://h:99999' is not a URL"),
+        ("user:hunter2@h:80", "'h:80' is not a server's URL"),
+        ("http://h/日本", "xn--"),
+        ("http://h/a b", "%20"),
+    ],
+)
+def test_a_url_that_is_refused_is_shown_without_its_password(url: str, shown: str) -> None:
+    with pytest.raises(LoadError) as e:
+        Target.parse(url)
+    assert shown in str(e.value)
+    assert "hunter2" not in str(e.value)

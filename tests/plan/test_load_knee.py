@@ -6,10 +6,12 @@ import asyncio
 import copy
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from forebay.plan.load import Load, Plan, Result, Slo
 from forebay.plan.load.asks import survey
@@ -18,6 +20,7 @@ from forebay.plan.load.document import Facts, as_json
 from forebay.plan.load.knee import Knee, Search, find
 from forebay.plan.load.money import by_tokens, price_from, price_of, statement
 from forebay.plan.load.page import html
+from forebay.plan.load.table import print_table
 from forebay.plan.target import LoadError
 
 
@@ -193,3 +196,45 @@ def test_a_model_without_a_price_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="has no price for the model 'm'"):
         price_of(str(path), "m")
     assert by_tokens(price_of(str(path), "other"))(1, 0, 1) == 3_000
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_table_has_whole_figures_however_narrow_the_terminal(width: int) -> None:
+    run = document()
+    some = {"p50": 100.0, "p99": 12_345.0}
+    group = dict.fromkeys(("sent", "completed", "failed", "good"), 12_345) | dict.fromkeys(
+        ("ttft_ms", "tpot_ms", "e2e_ms"), some
+    )
+    run["classes"] = {"vip": group, "low": group}
+    out = Console(file=StringIO(), width=width)
+    print_table(run, out)
+    lines = cast("StringIO", out.file).getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if line.startswith("│") and ("… " in line or " …" in line)], "nothing is cut"
+    assert any(line.startswith(("│ TTFT ", "│ time to first")) and "100." in line for line in lines)
+
+
+@pytest.mark.parametrize("field", ["least_share", "precision", "slo"])
+def test_knees_of_other_promises_are_not_compared(field: str) -> None:
+    a, b = document(), document(rate=20.0)
+    a["knee"] = {"rate": 10.0, "least_share": 0.95, "precision": 0.1, "slo": "TTFT ≤ 1 s"}
+    b["knee"] = a["knee"] | {field: "other"}
+    with pytest.raises(LoadError, match=f"the knee's {field} is"):
+        compare(a, b)
+
+
+def test_a_warm_up_is_a_setting() -> None:
+    plan = Plan("m", rate=10.0, requests=10)
+    runs = [as_json(Facts("http://h", survey(plan), warmup=n), plan, came(0.1, 10, 0)) for n in (0, 5)]
+    with pytest.raises(LoadError, match="warmup is 0 in A and 5 in B"):
+        compare(*runs)
+
+
+def test_a_generator_that_is_late_says_whose_fault_it_is() -> None:
+    plan, result = Plan("m", rate=10.0, requests=100), came(0.1, 100, 0)
+    result.lag.add(0.2)
+    for cpu, advice in ((9.5, "Run several."), (0.1, "The machine has other work")):
+        result.cpu = cpu
+        (note,) = [n for n in as_json(Facts("http://h", survey(plan)), plan, result)["notes"] if "bottleneck" in n]
+        assert "200 ms late (p99)" in note
+        assert note.endswith(advice) or advice in note

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from forebay.cli.bench_options import constant, fields, is_terminal, mix, tokens, writable
 from forebay.plan.target import LoadError, Target, models
 
 if TYPE_CHECKING:
     from forebay.plan.load import Load
     from forebay.plan.load.knee import Search, Step
     from forebay.plan.load.measure import Around, Ready, Watch
-    from forebay.sim.workloads.distributions import Distribution
-    from forebay.sim.workloads.mix import Mix
 
 KEY_VARIABLE = "FOREBAY_API_KEY"
 SPARE_FILES = 64
@@ -202,8 +201,8 @@ def command(
         from forebay.plan.load.plan import MAX_TOKENS
         from forebay.plan.load.prompts import read_prompts
 
-        prompt, prompt_drawn = _tokens("--prompt-tokens", prompt_tokens, 64)
-        answer, answer_drawn = _tokens("--max-tokens", max_tokens, MAX_TOKENS)
+        prompt, prompt_drawn = tokens("--prompt-tokens", prompt_tokens, 64)
+        answer, answer_drawn = tokens("--max-tokens", max_tokens, MAX_TOKENS)
         drawn = prompt_drawn is not None or answer_drawn is not None
         if workload and max_tokens and not prompts:
             raise LoadError("--max-tokens makes answers up, and the workload has its own lengths")
@@ -222,15 +221,15 @@ def command(
             timeout=timeout,
             max_in_flight=_most_connections(),
             seed=seed,
-            extra=_fields(extra),
+            extra=fields(extra),
             path=CHAT if endpoint is Endpoint.CHAT else COMPLETIONS,
             workload=None if workload is None else _workload(workload, seed),
             speed=speed,
             texts=None if prompts is None else read_prompts(prompts),
-            lengths=(_constant(prompt_drawn, prompt), _constant(answer_drawn, answer)) if drawn else None,
+            lengths=(constant(prompt_drawn, prompt), constant(answer_drawn, answer)) if drawn else None,
             shared_prefix=shared_prefix,
             prefix_groups=prefix_groups,
-            classes=None if classes is None else _mix(classes),
+            classes=None if classes is None else mix(classes),
             slo=Slo(slo_ttft, slo_tpot, slo_e2e, slo_ttft_per_1k),
             retries=retries,
             same_words=same_words,
@@ -238,16 +237,19 @@ def command(
         around = _around(keys, warmup, fit_lengths, gpu_hour, gateway_cost)
         ready = prepared(target, base, around)  # what is wrong is said before the network is touched
         search = _search(find_knee, knee_share, knee_precision, knee_steps)
-        for path in (json_file, html_file, records):
-            _writable(path)
-        done = _run(target, url, ready, around, search, records, lambda name: _price(price, prices, name), model)
+        for option, path in (("--json", json_file), ("--html", html_file), ("--records", records)):
+            writable(option, path)
+        done, unwritten = _run(
+            target, url, ready, around, search, records, lambda name: _price(price, prices, name), model
+        )
     except LoadError as e:
         print(f"forebay bench: {e}", file=sys.stderr)
         raise typer.Exit(2) from None
     except OSError as e:
         print(f"forebay bench: {e.filename}: {e.strerror or e}", file=sys.stderr)
         raise typer.Exit(2) from None
-    _say(done, output, json_file, html_file)
+    if not _said(done, output, json_file, html_file, unwritten):
+        raise typer.Exit(2)
     if done["interrupted"]:
         raise typer.Exit(130)
     raise typer.Exit(0 if done["completed"] else 1)
@@ -269,33 +271,6 @@ def _spacing(arrivals: Arrivals) -> Literal["poisson", "uniform", "gamma"]:
     return "gamma" if arrivals is Arrivals.GAMMA else "uniform" if arrivals is Arrivals.UNIFORM else "poisson"
 
 
-def _tokens(option: str, text: str | None, default: int) -> tuple[int, Distribution | None]:
-    """A number, and a distribution where it is one of more than one number."""
-    from forebay.sim.workloads.distributions import Constant
-    from forebay.sim.workloads.errors import WorkloadError
-    from forebay.sim.workloads.values import counts
-
-    if text is None:
-        return default, None
-    if text.startswith("-"):
-        raise LoadError(f"{option} must be more than 0, not {text}")
-    try:
-        found = counts(text)
-    except (ValueError, WorkloadError) as e:
-        raise LoadError(f"{option}: {e}") from None
-    if isinstance(found, Constant):
-        if not found.value >= 1 or found.value != int(found.value):
-            raise LoadError(f"{option} must be more than 0, not {found.value:g}, and whole")
-        return int(found.value), None
-    return default, found
-
-
-def _constant(found: Distribution | None, value: int) -> Distribution:
-    from forebay.sim.workloads.distributions import Constant
-
-    return Constant(value) if found is None else found
-
-
 def _workload(spec: str, seed: int) -> Any:
     from forebay.sim.workloads import WorkloadError, open_workload
 
@@ -303,23 +278,6 @@ def _workload(spec: str, seed: int) -> Any:
         return open_workload(spec, seed=seed)
     except WorkloadError as e:
         raise LoadError(str(e)) from None
-
-
-def _mix(text: str) -> Mix:
-    from forebay.sim.workloads.bounds import CLASSES
-    from forebay.sim.workloads.mix import Mix, one
-    from forebay.sim.workloads.values import weights
-
-    if text in CLASSES:
-        return one(text)
-    try:
-        shares = weights(text.replace(",", ";"))
-        unknown = [name for name in shares if name not in CLASSES]
-        if unknown:
-            raise ValueError(f"'{unknown[0]}' is unknown; allowed are {', '.join(CLASSES)}")
-        return Mix(tuple(shares), tuple(shares.values()))
-    except ValueError as e:
-        raise LoadError(f"--classes: {e}") from None
 
 
 def _around(keys: str | None, warmup: int, fit: bool, gpu_hour: float | None, gateway_cost: bool) -> Around:
@@ -363,29 +321,6 @@ def _most_connections() -> int:
     return min(max(soft - SPARE_FILES, 1), 60_000)
 
 
-def _fields(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as e:
-        raise LoadError(f"--extra is not JSON: {e}") from None
-    if not isinstance(found, dict):
-        raise LoadError("--extra must be a JSON object")
-    return found
-
-
-def _writable(path: str | None) -> None:
-    """Raises LoadError where nothing can be written there: better before the run than behind it."""
-    if path is None or path == "-":
-        return
-    folder = Path(path).resolve().parent
-    if not folder.is_dir() or Path(path).is_dir():
-        raise LoadError(
-            f"{path} cannot be written: {'it is' if Path(path).is_dir() else 'there is no'} folder {folder}"
-        )
-    if not os.access(Path(path) if Path(path).exists() else folder, os.W_OK):
-        raise LoadError(f"{path} cannot be written: permission denied")
-
-
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
@@ -398,10 +333,11 @@ def _run(
     records: str | None,
     price: Callable[[str], Any],
     model: str | None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], OSError | None]:
+    """The result, and why its records could not be written, where they could not."""
     import uvloop
 
-    async def whole() -> dict[str, Any]:
+    async def whole() -> tuple[dict[str, Any], OSError | None]:
         from forebay.plan.load import measure
         from forebay.plan.load.records import records as recording
 
@@ -410,13 +346,21 @@ def _run(
         name = _model(target, model, known)
         chosen = replace(ready, plan=replace(ready.plan, model=name))
         paid = replace(around, price=price(name))
-        with contextlib.ExitStack() as stack:
-            watch = _watch(stack)
-            if records is not None:
-                watch.on_record = stack.enter_context(recording(records))
-            if search is not None:
-                return await measure.find_knee(target, url, chosen, paid, watch, search)
-            return await measure.measure(target, url, chosen, paid, watch)
+        done: dict[str, Any] | None = None
+        try:
+            with contextlib.ExitStack() as stack:
+                watch = _watch(stack)
+                if records is not None:
+                    watch.on_record = stack.enter_context(recording(records))
+                if search is not None:
+                    done = await measure.find_knee(target, url, chosen, paid, watch, search)
+                else:
+                    done = await measure.measure(target, url, chosen, paid, watch)
+        except OSError as e:
+            if done is None:
+                raise
+            return done, e
+        return done, None
 
     return uvloop.run(whole())
 
@@ -434,14 +378,20 @@ def _model(target: Target, model: str | None, known: list[str]) -> str:
 def _watch(stack: contextlib.ExitStack) -> Watch:
     from forebay.plan.load.measure import Watch
 
-    loop = asyncio.get_running_loop()
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def on_load(load: Load) -> None:
-        for s in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(s, load.interrupt)
+        def interrupt() -> None:
+            stop.set()
+            load.interrupt()
 
-    on_step = _told if not sys.stderr.isatty() else lambda step: None
-    return Watch(on_load, _progress(stack) if sys.stderr.isatty() else None, None, on_step)
+        for s in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(s, interrupt)
+        if stop.is_set():  # it came between two steps
+            load.interrupt()
+
+    drawn = is_terminal(sys.stderr)
+    return Watch(on_load, _progress(stack) if drawn else None, None, (lambda step: None) if drawn else _told)
 
 
 def _told(step: Step) -> None:
@@ -474,26 +424,38 @@ def _progress(stack: contextlib.ExitStack) -> Callable[[Load], None]:
     return show
 
 
-def _say(done: dict[str, Any], output: Format, json_file: str | None, html_file: str | None) -> None:
+def _said(
+    done: dict[str, Any], output: Format, json_file: str | None, html_file: str | None, unwritten: OSError | None
+) -> bool:
+    """Whether all of it could be written; what can be is, whatever becomes of the rest."""
     from forebay.plan.load.page import write_html
     from forebay.plan.load.table import print_table
     from forebay.plan.written import replacing, to_stdout
 
-    try:
-        text = json.dumps(done, indent=2, allow_nan=False) + "\n"
-        if json_file == "-":
-            output = Format.JSON
-        elif json_file is not None:
+    text = json.dumps(done, indent=2, allow_nan=False) + "\n"
+    failed = [] if unwritten is None else [unwritten]
+    if json_file == "-":
+        output = Format.JSON
+    elif json_file is not None:
+        try:
             with replacing(Path(json_file), errors="backslashreplace") as file:
                 file.write(text)
-        if html_file is not None:
+        except OSError as e:
+            failed.append(e)
+    if html_file is not None:
+        try:
             write_html([done], Path(html_file))
-        if output is Format.JSON:
+        except OSError as e:
+            failed.append(e)
+    if output is Format.JSON:
+        try:
             to_stdout(text)
-            return
-    except OSError as e:
-        print(f"forebay bench: {e.filename}: {e.strerror or e}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    from rich.console import Console
+        except OSError as e:
+            failed.append(e)
+    else:
+        from rich.console import Console
 
-    print_table(done, Console(width=None if sys.stdout.isatty() else 120))
+        print_table(done, Console(width=None if is_terminal(sys.stdout) else 120))
+    for why in failed:
+        print(f"forebay bench: {why.filename}: {why.strerror or why}", file=sys.stderr)
+    return not failed

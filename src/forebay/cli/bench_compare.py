@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from forebay.cli.bench_options import is_terminal
 from forebay.plan.load.compare import Comparison, compare, load
 from forebay.plan.target import LoadError
 
@@ -51,7 +52,7 @@ def _show(found: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if is_terminal(sys.stdout) else 120)
     for word, run in (("A", found.a), ("B", found.b)):
         console.print(f"{word}: {run['url']}  {run['model']}: {run['shape']}", markup=False, highlight=False)
     for line in found.differences:

@@ -75,6 +75,11 @@ COMMANDS = MappingProxyType(
 def main() -> NoReturn:
     """The entry point of the `forebay` program."""
     code = 0
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: a socket that took its number would get what is printed
+            os.open(os.devnull, os.O_RDWR)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(

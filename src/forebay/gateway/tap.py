@@ -42,12 +42,16 @@ _CHUNK_HEADS: Final = tuple(map(_chunk_head, range(_CHUNKS)))
 def suffix_of(event: bytes) -> bytes | None:
     """What follows the words in an event that has no usage, end or error, as its chunk ends: whatever ends in the same
     way, `"finish_reason":null` in it, has none either. None where the event has no words."""
-    match = _WORDS.search(event)
-    if match is not None:
-        suffix = event[match.end() :]
-        if b'"finish_reason":null' in suffix and suffix.endswith(b"}\n\n"):
-            return suffix + b"\r\n"
+    suffix = after_words(event)
+    if suffix is not None and b'"finish_reason":null' in suffix and suffix.endswith(b"}\n\n"):
+        return suffix + b"\r\n"
     return None
+
+
+def after_words(event: bytes) -> bytes | None:
+    """What follows the first words in an event, from their closing quote on. None where it has no words."""
+    match = _WORDS.search(event)
+    return None if match is None else event[match.end() :]
 
 
 class Tap(asyncio.Protocol):

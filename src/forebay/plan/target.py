@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from dataclasses import dataclass
 from typing import Final
@@ -36,13 +37,19 @@ class Target:
     @classmethod
     def parse(cls, url: str) -> Target:
         """Raises LoadError for anything but http(s)://host[:port][/prefix][/v1]."""
+        shown = re.sub(r"^([a-zA-Z]+://)?[^/]*@", r"\1", url)  # a password is nobody's business
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as e:
-            raise LoadError(f"'{url}' is not a URL: {e}") from None
+            raise LoadError(f"'{shown}' is not a URL: {e}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise LoadError(f"'{url}' is not a server's URL: write http://host:port or https://host")
+            raise LoadError(f"'{shown}' is not a server's URL: write http://host:port or https://host")
+        if not url.isascii() or not url.isprintable() or " " in url:
+            raise LoadError(
+                f"'{shown}' has characters that a URL cannot have: write a host as xn--…, and a path with %20 and the "
+                "like"
+            )
         if parts.query or parts.fragment or parts.username or parts.password:
             raise LoadError("the URL has no query, fragment or user; the key comes from FOREBAY_API_KEY")
         tls = ssl.create_default_context() if parts.scheme == "https" else None

@@ -44,7 +44,7 @@ def read_keys(path: str) -> dict[str, str]:
     """Keys by tenant, out of lines of `TENANT KEY` or of `KEY` alone (whose tenants are `key-1`, `key-2`, …); blank
     lines and those that begin with # are passed over. Raises LoadError that names the line, and never a key."""
     try:
-        text = read(Path(path), MAX_BYTES).decode()
+        text = read(Path(path), MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise LoadError(f"{shown(path)} is not UTF-8") from None
     except (OSError, ValueError) as e:

@@ -96,6 +96,11 @@ def _differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
         x, y = a["load"].get(name), b["load"].get(name)
         if x != y:
             found.append(f"{name} is {_short(x)} in A and {_short(y)} in B")
+    if searched:
+        for name in ("least_share", "precision", "slo"):
+            x, y = a["knee"].get(name), b["knee"].get(name)
+            if x != y:
+                found.append(f"the knee's {name} is {_short(x)} in A and {_short(y)} in B")
     for word, run in (("A", a), ("B", b)):
         if run["interrupted"] or run["given_up"]:
             found.append(f"{word} did not run to its end")

@@ -19,6 +19,8 @@ LATE: Final = 0.01
 """Seconds of lag at the 99th percentile over which the load generator itself is to be doubted."""
 BUSY: Final = 0.9
 """Share of a core, likewise."""
+IDLE: Final = 0.3
+"""Share of a core up to which requests that leave late are not this process's doing."""
 OFF: Final = 0.1
 """Share by which prompts may differ from what was asked before that is said."""
 
@@ -32,6 +34,8 @@ class Facts:
     cost: Mapping[str, Any] | None = None
     """As `money` makes it."""
     notes: list[str] = field(default_factory=list)
+    warmup: int = 0
+    """Requests sent before it."""
     started: str = ""
     """UTC, ISO 8601."""
 
@@ -101,7 +105,7 @@ def as_json(facts: Facts, plan: Plan, result: Result) -> dict[str, Any]:
         "url": facts.url,
         "model": plan.model,
         "shape": str(plan),
-        "load": settings(plan, facts.survey),
+        "load": settings(plan, facts.survey) | {"warmup": facts.warmup},
         "notes": [*facts.notes, *_notes(plan, result)],
         "seconds": round(result.seconds, 3),
         "interrupted": result.interrupted,
@@ -189,12 +193,11 @@ def _notes(plan: Plan, result: Result) -> list[str]:
     """What a reader must mind."""
     notes = []
     late = result.lag.percentile(99) or 0.0
-    if late > LATE or result.cpu > BUSY * result.seconds:
+    busy = result.cpu / max(result.seconds, 1e-9)
+    if late > LATE or busy > BUSY:
         sent = f" and sent requests up to {late * 1e3:,.0f} ms late (p99)" if late > LATE else ""
-        notes.append(
-            f"This process may be the bottleneck: it was busy {result.cpu / max(result.seconds, 1e-9):.0%} of the time"
-            f"{sent}. Run several."
-        )
+        advice = "Run several." if busy > IDLE else "The machine has other work: run it on an idle one."
+        notes.append(f"This process may be the bottleneck: it was busy {busy:.0%} of the time{sent}. {advice}")
     asked, got = result.asked_prompt_tokens, result.prompt_tokens
     if plan.texts is None and asked and abs(got / asked - 1) > OFF:
         notes.append(

@@ -71,9 +71,13 @@ class Knee:
 
     @property
     def worst(self) -> Step | None:
-        """The lowest rate that was not kept."""
-        broken = [step for step in self.steps if not step.kept]
+        """The lowest rate that was not kept; of one that was interrupted nobody knows."""
+        broken = [step for step in self.steps if not step.kept and not step.result.interrupted]
         return min(broken, key=lambda step: step.rate) if broken else None
+
+    @property
+    def interrupted(self) -> bool:
+        return any(step.result.interrupted for step in self.steps)
 
     def as_json(self) -> dict[str, Any]:
         best, worst = self.best, self.worst
@@ -102,7 +106,7 @@ async def find(
     while len(steps) < search.steps:
         hopeless = _hopeless(expected(rate), search.least_share) if slo else None
         result = await run(rate, slo, hopeless)
-        if drawn and not steps:
+        if drawn and not steps and not result.interrupted:
             slo = _from(result)
         steps.append(step := _judged(rate, result, search.least_share))
         on_step(step)

@@ -18,6 +18,7 @@ from forebay.plan.load.plan import Plan, Slo
 from forebay.plan.load.probe import tokens_of_words, warm_up
 from forebay.plan.load.result import Result
 from forebay.plan.load.run import Load
+from forebay.plan.load.sample import share_interval
 from forebay.plan.target import LoadError, Target
 from forebay.sim.workloads.mix import Mix
 
@@ -122,11 +123,21 @@ async def find_knee(
     found = await knee.find(run, plan.slo, settings, expected, watch.on_step)
     shown = found.best or found.steps[0]
     one, result, facts = runs[shown.rate]
-    if found.best is None:
+    if found.interrupted:
+        facts.notes.append("The search was interrupted: the knee is only as well known as the steps that ended say.")
+    elif found.best is None:
         facts.notes.append("No rate was kept; the figures are those of the first.")
-    elif found.worst is None:
+    elif (sure := share_interval(shown.result.good, shown.result.completed + shown.result.failed)) is not None and (
+        sure.low < settings.least_share
+    ):
+        facts.notes.append(
+            f"The step at the knee had few requests: {sure.low:.1%} to {sure.high or 1.0:.1%} of many more would be "
+            f"good, where {settings.least_share:.1%} are to be. Longer steps (--duration) are surer."
+        )
+    if not found.interrupted and found.best is not None and found.worst is None:
         facts.notes.append("Every rate was kept: the knee is above the highest.")
     document = as_json(facts, one.plan, result)
+    document["interrupted"] = found.interrupted
     document["knee"] = found.as_json() | {"least_share": settings.least_share, "precision": settings.precision}
     return document
 
@@ -148,7 +159,7 @@ async def _run(
     watch: Watch,
     hopeless: Callable[[Load], str] | None,
 ) -> tuple[Result, Facts]:
-    facts = Facts(url, ready.survey, notes=list(ready.survey.notes), started=_now())
+    facts = Facts(url, ready.survey, notes=list(ready.survey.notes), warmup=around.warmup, started=_now())
     texts = ready.plan.texts
     if texts is not None and (texts.skipped or texts.cut):
         facts.notes.append(

@@ -142,10 +142,10 @@ class Load:
         self._began = monotonic()
         try:
             self._advance()
-            if self.plan.concurrency is not None:
+            if self._sending and self.plan.concurrency is not None:
                 for _ in range(self.plan.concurrency):
                     self._next_closed()
-            else:
+            elif self._sending:
                 self._arrive()
             self._finish_if_idle()
             await self._done.wait()
@@ -220,6 +220,7 @@ class Load:
             self.result.lag.add(max(0.0, now - at))
             self._send(ask, min(at, now), now)
             self._advance()
+            now = monotonic()
         else:
             at = now
         self._arrival = asyncio.get_running_loop().call_at(at, self._arrive)

@@ -12,7 +12,7 @@ import msgspec
 
 from forebay.api import openai
 from forebay.counters import Histogram
-from forebay.gateway.tap import Tap, suffix_of
+from forebay.gateway.tap import Tap, after_words, suffix_of
 from forebay.plan.target import MAX_BODY
 from forebay.wire.head import Header
 from forebay.wire.sse import EventTooLarge, Framer, count, data_of, split
@@ -43,7 +43,9 @@ class Shot(WholeInParts):
 
     __slots__ = (
         "_body",
+        "_coded",
         "_done",
+        "_ending",
         "_framer",
         "_owner",
         "_status",
@@ -82,7 +84,9 @@ class Shot(WholeInParts):
         self._status = 0
         self._framer: Framer | None = None
         self._body = b""
+        self._coded = False
         self._done = False
+        self._ending = b""
 
     @property
     def heard_at(self) -> float:
@@ -119,6 +123,10 @@ class Shot(WholeInParts):
                 self.retry_after = _seconds(value)
             elif name == b"x-should-retry":
                 self.retry_denied = value.strip().lower() == b"false"
+            elif name == b"content-encoding":
+                self._coded = value.strip().lower() not in (b"", b"identity")
+        if self._coded:
+            self._framer = None  # nobody asked for it, and it is no events as it is
 
     def on_body(self, data: bytes) -> None:
         if self._framer is None:
@@ -132,16 +140,16 @@ class Shot(WholeInParts):
             return
         if block:
             now = monotonic()
-            # Once content flows, an event is decoded only where it may say more than a word.
+            # Once content flows, events that end as the first did are counted; any other is decoded.
             if (
-                self.events
+                self._ending
                 and b'"usage"' not in block
                 and b'"error"' not in block
-                and b"[DONE]" not in block
                 and b'"finish_reason":"' not in block
                 and b'"finish_reason": "' not in block
+                and (n := count(block)) == block.count(self._ending)
             ):
-                self._content(now, count(block))
+                self._content(now, n)
                 return
             for event in split(block):
                 if not self._event(event, now):
@@ -150,6 +158,8 @@ class Shot(WholeInParts):
     def on_end(self) -> None:
         if self._status != 200:
             self._end(f"status {self._status}{_code(self._body)}")
+        elif self._coded:
+            self._end("compressed")
         elif self._framer is None:
             self._end("not_a_stream")
         elif not self._done:
@@ -180,10 +190,10 @@ class Shot(WholeInParts):
             self.fail(f"error_event{_code(data)}")
             return False
         usage = chunk.usage
-        if usage is not None and usage.completion_tokens is not None:
-            self.tokens = usage.completion_tokens
-            self.prompt_tokens = usage.prompt_tokens
-            self.cached_tokens = usage.cached_tokens or 0
+        if usage is not None and (tokens := _tokens(usage.completion_tokens)) is not None:
+            self.tokens = tokens
+            self.prompt_tokens = _tokens(usage.prompt_tokens)
+            self.cached_tokens = min(usage.cached_tokens or 0, self.prompt_tokens or 0)
         if chunk.has_content:
             if not self.first:
                 self._begin(event, now)
@@ -195,6 +205,7 @@ class Shot(WholeInParts):
 
     def _begin(self, event: bytes, now: float) -> None:
         """Content has come: events like this one are counted from now on without a look into them."""
+        self._ending = after_words(event) or b""
         suffix = suffix_of(event)
         if self.call is None:
             return
@@ -263,6 +274,11 @@ def _says_something(chunk: openai.Chunk) -> bool:
     return any(msgspec.structs.replace(choice, finish_reason=None).has_content for choice in chunk.choices or ())
 
 
+def _tokens(said: int | None) -> int | None:
+    """A count as a server says it; None for what cannot be one."""
+    return said if said is not None and said >= 0 else None
+
+
 def _seconds(value: bytes) -> float | None:
     """A Retry-After (RFC 9110 §10.2.3): seconds, or a date; None for anything else."""
     text = value.decode("latin-1").strip()
@@ -271,7 +287,7 @@ def _seconds(value: bytes) -> float | None:
     except ValueError:
         try:
             at = parsedate_to_datetime(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         found = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() - datetime.now(UTC).timestamp()
     return min(max(0.0, found), _LONGEST) if found == found else None

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from forebay.errors import shown
 
+_FIRST_TO_GO: Final = ("p99.9", "p95", "max", "mean", "p90", "p99")
+"""Where there is no room for all."""
 MOST: Final = 300
 """Characters of a name or a note."""
 MOST_ROWS: Final = 12
@@ -23,23 +26,15 @@ _NAMES: Final = (
 
 def print_table(found: dict[str, Any], console: Console) -> None:
     console.print(f"{found['url']}  {found['model']}: {found['shape']}", markup=False, highlight=False)
-    table = Table()
-    table.add_column("ms", no_wrap=True)
-    names = list(found["ttft_ms"])
-    for name in names:
-        table.add_column(name, justify="right")
-    for key, label in _NAMES:
-        table.add_row(label, *(_number(found[f"{key}_ms"][name]) for name in names))
-        sure = found["intervals"][f"{key}_ms"]
-        if any(sure.get(name) for name in names):
-            table.add_row("  95 %", *(_between(sure.get(name)) for name in names), style="dim")
-    console.print(table)
+    console.print(_latencies(found, console.width))
     console.print(
         f"{found['sent']:,} sent, {found['completed']:,} completed, {found['failed']:,} failed in "
         f"{found['seconds']:.1f} s; {found['completed_per_s']:,.1f} requests/s, "
         f"{found['output_tokens_per_s']:,.0f} output tokens/s, at most {found['peak_in_flight']:,} in flight",
         highlight=False,
     )
+    if "knee" in found:
+        console.print(knee_line(found["knee"]), markup=False, highlight=False)
     good = found["goodput"]
     if good["slo"] != "none" and good["share"] is not None:
         low, high = good["share_interval"]
@@ -60,6 +55,45 @@ def print_table(found: dict[str, Any], console: Console) -> None:
             _groups(found[key], word, console)
     for note in found["notes"]:
         console.print(shown(note, MOST), markup=False, highlight=False, style="yellow")
+
+
+def _latencies(found: dict[str, Any], width: int) -> Table:
+    """As many percentiles as there is room for, at least the median."""
+    names, short = list(found["ttft_ms"]), False
+    table = _of_columns(found, names, short=short)
+    while _width(table) > width and not (short and len(names) == 1):
+        if short:
+            names.remove(next(name for name in _FIRST_TO_GO if name in names))
+        short = True
+        table = _of_columns(found, names, short=short)
+    return table
+
+
+def _of_columns(found: dict[str, Any], names: list[str], *, short: bool) -> Table:
+    table = Table()
+    table.add_column("ms", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for key, label in _NAMES:
+        table.add_row(key.upper() if short else label, *(_number(found[f"{key}_ms"][name]) for name in names))
+        sure = found["intervals"][f"{key}_ms"]
+        if any(sure.get(name) for name in names):
+            table.add_row(" 95 %" if short else "  95 %", *(_between(sure.get(name)) for name in names), style="dim")
+    return table
+
+
+def _width(table: Table) -> int:
+    """Characters that it takes unless it is squeezed."""
+    console = Console(width=1_000)
+    return Measurement.get(console, console.options, table).maximum
+
+
+def knee_line(knee: dict[str, Any]) -> str:
+    """What a search for the knee found, in a sentence."""
+    rate, broken, n = knee["rate"], knee["not_kept_at"], len(knee["steps"])
+    kept = "no rate was kept" if rate is None else f"{rate:g} requests/s were kept"
+    beyond = "" if broken is None else f", {broken:g} were not"
+    return f"knee: {kept}{beyond}; {knee['least_share']:.1%} of the requests within {knee['slo']}, {n} rates tried"
 
 
 def cost_lines(cost: dict[str, Any]) -> list[str]:
@@ -90,23 +124,36 @@ def _retries(waits: dict[str, Any], console: Console) -> None:
 
 
 def _groups(groups: dict[str, Any], word: str, console: Console) -> None:
-    table = Table()
-    table.add_column(word)
-    for name in ("sent", "completed", "failed", "good", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50"):
-        table.add_column(name, justify="right")
     order = sorted(groups.items(), key=lambda x: -x[1]["sent"])
-    for name, one in order[:MOST_ROWS]:
-        table.add_row(
-            shown(name or "(none)", 40).replace("[", "\\["),
-            *(f"{one[key]:,}" for key in ("sent", "completed", "failed", "good")),
-            *(_number(one[key][p]) for key, p in _CELLS),
-        )
+    cells = list(_CELLS)
+    while _width(table := _of_groups(order[:MOST_ROWS], word, cells)) > console.width and len(cells) > 1:
+        cells.pop()
     console.print(table)
     if len(order) > MOST_ROWS:
         console.print(f"and {len(order) - MOST_ROWS:,} more", highlight=False)
 
 
-_CELLS: Final = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("e2e_ms", "p50"))
+_CELLS: Final = (
+    ("sent", ""),
+    ("completed", ""),
+    ("failed", ""),
+    ("good", ""),
+    ("ttft_ms", "p50"),
+    ("ttft_ms", "p99"),
+    ("tpot_ms", "p50"),
+    ("e2e_ms", "p50"),
+)
+
+
+def _of_groups(order: list[tuple[str, dict[str, Any]]], word: str, cells: list[tuple[str, str]]) -> Table:
+    table = Table()
+    table.add_column(word)
+    for key, p in cells:
+        table.add_column(f"{key.removesuffix('_ms').upper()} {p}" if p else key, justify="right", no_wrap=True)
+    for name, one in order:
+        values = (_number(one[key][p]) if p else f"{one[key]:,}" for key, p in cells)
+        table.add_row(shown(name or "(none)", 40).replace("[", "\\["), *values)
+    return table
 
 
 def _number(x: float | None) -> str:
