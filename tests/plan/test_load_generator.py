@@ -539,3 +539,16 @@ def test_a_url_that_is_refused_is_shown_without_its_password(url: str, shown: st
         Target.parse(url)
     assert shown in str(e.value)
     assert "hunter2" not in str(e.value)
+
+
+def test_a_process_that_stands_still_is_noticed_in_a_closed_loop_too() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        time.sleep(0.6)  # noqa: ASYNC251 - the loop of the load is this one
+        writer.write(STREAM + WORD + DONE)
+
+    result = against_script(Plan("m", concurrency=1, requests=1), serve)
+    assert result.completed == 1
+    late = [result.loop_lag.percentile(p) or 0.0 for p in (50, 99)]
+    assert late[1] > 0.4, "it was half a second late"
+    assert late[0] > 0.05, "most of the beats that were due were missed"

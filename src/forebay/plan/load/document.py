@@ -142,6 +142,7 @@ def as_json(facts: Facts, plan: Plan, result: Result) -> dict[str, Any]:
         "generator": {
             "cpu_share": round(result.cpu / seconds, 3),
             "lag_ms": milliseconds(result.lag) if plan.open else None,
+            "loop_lag_ms": milliseconds(result.loop_lag),
         },
         "curves": {name: _curve(d) for name, d in whole.items()},
         "timeline": _timeline(result),
@@ -192,12 +193,18 @@ def _timeline(result: Result) -> dict[str, Any]:
 def _notes(plan: Plan, result: Result) -> list[str]:
     """What a reader must mind."""
     notes = []
-    late = result.lag.percentile(99) or 0.0
+    late, slow = result.lag.percentile(99) or 0.0, result.loop_lag.percentile(99) or 0.0
     busy = result.cpu / max(result.seconds, 1e-9)
-    if late > LATE or busy > BUSY:
-        sent = f" and sent requests up to {late * 1e3:,.0f} ms late (p99)" if late > LATE else ""
+    if late > LATE or slow > LATE or busy > BUSY:
+        said = [
+            f"{did} up to {x * 1e3:,.0f} ms late (p99)"
+            for did, x in (("sent requests", late), ("read answers", slow))
+            if x > LATE
+        ]
         advice = "Run several." if busy > IDLE else "The machine has other work: run it on an idle one."
-        notes.append(f"This process may be the bottleneck: it was busy {busy:.0%} of the time{sent}. {advice}")
+        notes.append(
+            f"This process may be the bottleneck: it was busy {busy:.0%} of the time{''.join(f', {x}' for x in said)}. {advice}"
+        )
     asked, got = result.asked_prompt_tokens, result.prompt_tokens
     if plan.texts is None and asked and abs(got / asked - 1) > OFF:
         notes.append(

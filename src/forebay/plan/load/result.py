@@ -94,6 +94,8 @@ class Result:
     """To the end of the stream, of completed requests."""
     lag: Distribution = field(default_factory=Distribution)
     """How late requests left after their arrival time: large values mean that this process is the bottleneck."""
+    loop_lag: Distribution = field(default_factory=Distribution)
+    """How late this process came to what was due, at points of time evenly spaced: what it reads is as late."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Of them, out of the server's prefix cache, as far as it says."""

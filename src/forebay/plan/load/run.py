@@ -36,6 +36,10 @@ DRAW_AT_ONCE: Final = 200
 """Requests sent in one turn of the loop at most, so that answers are read in between."""
 TIMER_STEP: Final = 0.0005
 """Seconds. uvloop's timers count whole milliseconds: what is due within half of one is sent now."""
+BEAT: Final = 0.05
+"""Seconds between two looks at how late the event loop is."""
+_MISSED: Final = 20_000
+"""Beats in a row that are counted as late; a process may be stopped for a day."""
 
 Cost = Callable[[int, int, int], int | None]
 """Nano-units of currency for prompt tokens, those of them from the cache, and tokens of the answer; None: unknown."""
@@ -102,6 +106,8 @@ class Load:
         self._again: dict[Ticket, asyncio.TimerHandle] = {}
         self._done = asyncio.Event()
         self._arrival: asyncio.TimerHandle | None = None
+        self._beat: asyncio.TimerHandle | None = None
+        self._beat_due = 0.0
         self._sending = True
         self._trouble = ""
         self._began = 0.0
@@ -140,6 +146,7 @@ class Load:
         ticker.add(self._sweep)
         ticker.start()
         self._began = monotonic()
+        self._next_beat(self._began)
         try:
             self._advance()
             if self._sending and self.plan.concurrency is not None:
@@ -152,6 +159,8 @@ class Load:
         finally:
             self._stop_sending()
             self._drop_all()
+            if self._beat is not None:
+                self._beat.cancel()
             self.result.seconds = monotonic() - self._began
             self.result.cpu = process_time() - cpu
             self._pool.close()
@@ -172,6 +181,18 @@ class Load:
         self._leave()
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _beats(self) -> None:
+        """How late the loop came to this counts for all beats that were due meanwhile."""
+        now = monotonic()
+        late = max(0.0, now - self._beat_due)
+        for missed in range(min(int(late / BEAT) + 1, _MISSED)):
+            self.result.loop_lag.add(late - missed * BEAT)
+        self._next_beat(now)
+
+    def _next_beat(self, now: float) -> None:
+        self._beat_due = now + BEAT
+        self._beat = asyncio.get_running_loop().call_later(BEAT, self._beats)
 
     def _leave(self) -> None:
         self._stop_sending()
