@@ -207,7 +207,8 @@ def test_prompts_are_told_by_their_form(tmp_path: Path, text: str, expected: lis
         ("", "has no prompts"),
         ('{"prompt": "a"}\n{"question": "b"}\n', "line 2: has neither prompt"),
         ('{"prompt": "a"}\n{"prompt": \n', "line 2 is no prompt in JSON"),
-        ("[1, 2]", "begins like a JSON array of prompts and is none"),
+        ("[1, 2]", "entry 1 is no prompt"),
+        ("[1, 2", "begins like a JSON array of prompts and is none"),
         ('{"messages": [{"content": "x"}]}', "line 1: a message has no role"),
         (json.dumps(SHAREGPT[1:2]), "none of its 1 entries has something to ask"),
     ],
@@ -267,3 +268,30 @@ def test_classes_and_tenants_are_drawn() -> None:
     found = list(asks(plan))
     assert 60 < sum(ask.cls == "vip" for ask in found) < 140
     assert {ask.tenant for ask in found} == {"a", "b"}
+
+
+def test_odd_entries_of_a_dump_are_passed_over_and_the_rest_is_asked(tmp_path: Path) -> None:
+    good = '{"conversations":[{"from":"human","value":"hi 🎉"},{"from":"gpt","value":"yo"}]}'
+    odd = (
+        '{"conversations":[]}',
+        '{"conversations":"none"}',
+        '{"conversations":[null]}',
+        '{"conversations":[{"from":"human","value":5},{"from":"gpt","value":"x"}]}',
+        '{"conversations":[{"from":"human","value":""},{"from":"gpt","value":"x"}]}',
+        '{"conversations":[{"from":"human","value":"half \\ud83c"},{"from":"gpt","value":"x"}]}',
+    )
+    path = tmp_path / "dump.json"
+    for some in (odd[:-1], odd):
+        path.write_text(f"[{good},{','.join(some)},{good}]")
+        found = read_prompts(str(path))
+        assert (len(found.prompts), found.skipped) == (2, len(some))
+        assert found.prompts[1].text == "hi 🎉"
+    path.write_text(f"[{good}, null]")
+    with pytest.raises(LoadError, match="entry 2 is no prompt"):
+        read_prompts(str(path))
+
+
+def test_a_keys_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbfacme sk-1\r\nglobex sk-2\r\n")
+    assert read_keys(str(path)) == {"acme": "sk-1", "globex": "sk-2"}

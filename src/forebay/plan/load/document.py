@@ -202,9 +202,8 @@ def _notes(plan: Plan, result: Result) -> list[str]:
             if x > LATE
         ]
         advice = "Run several." if busy > IDLE else "The machine has other work: run it on an idle one."
-        notes.append(
-            f"This process may be the bottleneck: it was busy {busy:.0%} of the time{''.join(f', {x}' for x in said)}. {advice}"
-        )
+        what = ", ".join([f"it was busy {busy:.0%} of the time", *said])
+        notes.append(f"This process may be the bottleneck: {what}. {advice}")
     asked, got = result.asked_prompt_tokens, result.prompt_tokens
     if plan.texts is None and asked and abs(got / asked - 1) > OFF:
         notes.append(

@@ -11,7 +11,8 @@ answered to it says how long the answer is (estimated: `sim.workloads.batch.esti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -69,7 +70,7 @@ class _Turn(msgspec.Struct):
 class _Row(msgspec.Struct):
     prompt: Any = None
     messages: Any = None
-    conversations: list[_Turn] | None = None
+    conversations: Any = None
     body: _Row | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -100,7 +101,11 @@ def read_prompts(path: str) -> Texts:
             continue
         except ValueError as e:
             raise LoadError(f"{shown(path)}, {place}: {e}") from None
-        digest.update(msgspec.json.encode((prompt.messages, prompt.output_tokens)))
+        try:
+            digest.update(msgspec.json.encode((prompt.messages, prompt.output_tokens)))
+        except UnicodeEncodeError:  # half a character, which no server takes
+            skipped += 1
+            continue
         prompts.append(prompt)
     if not prompts:
         more = f": none of its {skipped:,} entries has something to ask" if skipped else ""
@@ -113,20 +118,34 @@ def _rows(path: str, data: bytes) -> Iterable[tuple[str, Any]]:
     head = data.lstrip()[:1]
     if head == b"[":
         try:
-            found = msgspec.json.decode(data, type=list[str | _Row])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+            return _entries(path, msgspec.json.decode(data, type=list[msgspec.Raw]))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass  # Python reads half characters, as dumps of what people typed have them
+        try:
+            return _entries(path, json.loads(data))
+        except (ValueError, RecursionError) as e:
             raise LoadError(f"{shown(path)} begins like a JSON array of prompts and is none: {shown(str(e))}") from None
-        return ((f"entry {n}", row) for n, row in enumerate(found, 1))
     return _lines(path, data, head in (b"{", b'"'))
 
 
-def _lines(path: str, data: bytes, json: bool) -> Iterable[tuple[str, Any]]:
+def _entries(path: str, found: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Of an array: JSON, or what came of it."""
+    decoder = msgspec.json.Decoder(str | _Row)
+    for n, entry in enumerate(found, 1):
+        try:
+            row: Any = decoder.decode(entry) if isinstance(entry, msgspec.Raw) else msgspec.convert(entry, str | _Row)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+            raise LoadError(f"{shown(path)}, entry {n} is no prompt: {shown(str(e))}") from None
+        yield f"entry {n}", row
+
+
+def _lines(path: str, data: bytes, is_json: bool) -> Iterable[tuple[str, Any]]:
     decoder = msgspec.json.Decoder(str | _Row)
     for n, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
         try:
-            yield f"line {n}", decoder.decode(line) if json else line.decode()
+            yield f"line {n}", decoder.decode(line) if is_json else line.decode()
         except (msgspec.MsgspecError, RecursionError) as e:
             raise LoadError(f"{shown(path)}, line {n} is no prompt in JSON: {shown(str(e))}") from None
         except UnicodeDecodeError:
@@ -143,13 +162,21 @@ def _prompt(row: str | _Row) -> Prompt:
     if output is not None and output < 1:
         raise ValueError(f"the answer's tokens must be at least 1, not {output}")
     if row.conversations is not None:
-        messages, said = _first(row.conversations)
+        messages, said = _first(_turns(row.conversations))
         return _made(messages, output if output is not None else said)
     if row.messages is not None:
         return _made(row.messages, output)
     if isinstance(row.prompt, str):
         return _made([{"role": "user", "content": row.prompt}], output)
     raise ValueError("has neither prompt (a text), messages nor conversations")
+
+
+def _turns(conversation: Any) -> list[_Turn]:
+    """Raises _Skip for what is none."""
+    try:
+        return msgspec.convert(conversation, list[_Turn])
+    except msgspec.ValidationError:
+        raise _Skip from None
 
 
 def _first(turns: list[_Turn]) -> tuple[list[dict[str, Any]], int | None]:
