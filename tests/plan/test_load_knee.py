@@ -161,7 +161,7 @@ def test_a_result_that_was_cut_is_refused(tmp_path: Path) -> None:
 def test_the_page_holds_the_run_and_no_script_of_anybody_s() -> None:
     run = document()
     run["notes"] = ["</script><script>alert(1)</script>"]
-    run["knee"] = search(5.0, Search(1.0)).as_json()
+    run["knee"] = search(5.0, Search(1.0)).as_json() | {"least_share": 0.95}
     text = html([run])
     assert "alert(1)</script>" not in text
     figures = json.loads(text.split('id="figures">')[1].split("</script>")[0])
@@ -238,3 +238,29 @@ def test_a_generator_that_is_late_says_whose_fault_it_is() -> None:
         (note,) = [n for n in as_json(Facts("http://h", survey(plan)), plan, result)["notes"] if "bottleneck" in n]
         assert "200 ms late (p99)" in note
         assert note.endswith(advice) or advice in note
+
+
+@pytest.mark.parametrize("value", [None, "x", [], {}, 1e308])
+def test_a_result_with_a_field_of_another_kind_is_refused_and_not_half_shown(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "x.json"
+    whole = document()
+    for field in ("notes", "failed", "curves", "timeline", "goodput", "load", "ttft_ms", "intervals", "interrupted"):
+        path.write_text(json.dumps(whole | {field: value}))
+        try:
+            found = load(str(path))
+        except LoadError as e:
+            assert f"$.{field}" in str(e)
+        else:
+            assert (field, value) == ("notes", []), "only what is one is taken"
+            html([whole, found], compare(whole, found))
+    path.write_text(json.dumps(whole))
+    assert load(str(path)) == whole
+
+
+def test_the_page_of_a_search_without_an_end_does_not_make_one_up() -> None:
+    run = document()
+    step = {"rate": 10.0, "ttft_p99_ms": 1.0, "ttft_p50_ms": 1.0, "tpot_p50_ms": 1.0}
+    run["knee"] = {"rate": 10.0, "not_kept_at": None, "slo": "TTFT", "least_share": 0.9, "steps": [step]}
+    page = html([run])
+    assert "10 requests/s were kept; 90.0% of the requests within TTFT" in page
+    assert "not kept at None" not in page

@@ -10,6 +10,7 @@ from typing import Any, Final
 from forebay.errors import shown
 from forebay.hardware.files import read
 from forebay.plan.load.document import FORM
+from forebay.plan.load.form import what_is_wrong
 from forebay.plan.target import LoadError
 
 MAX_BYTES: Final = 64 << 20
@@ -63,11 +64,8 @@ def load(path: str) -> dict[str, Any]:
         raise LoadError(f"{shown(path)} cannot be read: {why}") from None
     if not isinstance(found, dict) or found.get("form") != FORM:
         raise LoadError(f"{shown(path)} is no result of forebay bench --json ({FORM})")
-    try:
-        _rows(found, found)
-        found["load"]["model"], found["url"], found["shape"]
-    except (KeyError, TypeError, IndexError, ValueError):
-        raise LoadError(f"{shown(path)} is a result of forebay bench that was cut or changed") from None
+    if why := what_is_wrong(found):
+        raise LoadError(f"{shown(path)} is a result of forebay bench that was cut or changed: {shown(why, 200)}")
     return found
 
 

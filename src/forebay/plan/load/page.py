@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import shown
-from forebay.plan.load.table import cost_lines
+from forebay.plan.load.table import cost_lines, knee_line
 from forebay.plan.report import page
 from forebay.plan.report_figures import colour, label
 from forebay.plan.written import replacing
@@ -279,7 +279,7 @@ def _knee(run: dict[str, Any]) -> dict[str, Any]:
             {"type": "line", "x0": found["rate"], "x1": found["rate"], "y0": 0, "y1": 1, "yref": "paper",
              "line": {"color": _SLO, "width": 1.5, "dash": "dash"}}
         ]  # fmt: skip
-    note = f"Kept up to {found['rate']} requests/s, not kept at {found['not_kept_at']}; within {found['slo']}."
+    note = f"{knee_line(found)}."
     return _figure("knee", "The knee", "Latency by rate", data, layout, note) | {"wide": True}
 
 

@@ -34,7 +34,7 @@ def print_table(found: dict[str, Any], console: Console) -> None:
         highlight=False,
     )
     if "knee" in found:
-        console.print(knee_line(found["knee"]), markup=False, highlight=False)
+        console.print(f"knee: {knee_line(found['knee'])}", markup=False, highlight=False)
     good = found["goodput"]
     if good["slo"] != "none" and good["share"] is not None:
         low, high = good["share_interval"]
@@ -93,7 +93,7 @@ def knee_line(knee: dict[str, Any]) -> str:
     rate, broken, n = knee["rate"], knee["not_kept_at"], len(knee["steps"])
     kept = "no rate was kept" if rate is None else f"{rate:g} requests/s were kept"
     beyond = "" if broken is None else f", {broken:g} were not"
-    return f"knee: {kept}{beyond}; {knee['least_share']:.1%} of the requests within {knee['slo']}, {n} rates tried"
+    return f"{kept}{beyond}; {knee['least_share']:.1%} of the requests within {knee['slo']}, {n} rates tried"
 
 
 def cost_lines(cost: dict[str, Any]) -> list[str]:
