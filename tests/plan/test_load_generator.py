@@ -466,33 +466,6 @@ def test_a_run_that_is_hopeless_is_ended() -> None:
     assert result.seconds < 5
 
 
-@pytest.mark.parametrize(
-    ("middle", "kind"),
-    [
-        (b"data: {broken\n\n", "bad_event"),
-        (b"data: <html>\n\n", "bad_event"),
-        (b"event: error\ndata: out of memory\n\n", "bad_event"),
-    ],
-)
-def test_nonsense_in_the_middle_of_a_stream_is_no_word(middle: bytes, kind: str) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await request_of(reader)
-        writer.write(STREAM + WORD)
-        await writer.drain()
-        writer.write(WORD + WORD + middle + DONE)
-        await writer.drain()
-
-    result = against_script(Plan("m", concurrency=1, requests=2), serve)
-    assert (result.completed, result.errors) == (0, {kind: 2})
-
-
-def test_events_without_words_are_not_counted_wherever_they_stand() -> None:
-    nothing = b'data: {"choices":[{"index":0,"delta":{}}]}\n\n'
-    for data in (WORD + nothing + WORD + DONE, WORD + b": ping\n\n" + WORD + nothing + DONE):
-        result = against_script(Plan("m", concurrency=1, requests=1), says(STREAM + data))
-        assert (result.completed, result.output_tokens) == (1, 2)
-
-
 def test_an_answer_in_a_coding_nobody_asked_for_is_named() -> None:
     coded = STREAM.replace(b"connection: close", b"connection: close\r\ncontent-encoding: gzip")
     assert against_script(Plan("m", concurrency=1, requests=2), says(coded + b"\x1f\x8b...")).errors == {
