@@ -72,6 +72,8 @@ def test_a_gpu_by_numbers() -> None:
         ("vram=80GB,bandwith=2TB/s,flops=1T", "bandwith is unknown; is bandwidth meant"),
         ("vram=lots,bandwidth=2TB/s,flops=1T", "vram is 'lots' where a number such as 80GB"),
         ("vram=0,bandwidth=2TB/s,flops=1T", "vram must be more than 0"),
+        ("vram=80,bandwidth=2TB/s,flops=1T", "vram is 80, less than any GPU has: give its unit, as in 80GiB"),
+        ("vram=80GB,bandwidth=2,flops=1T", "bandwidth is 2, less than any GPU has: give its unit, as in 2TB/s"),
         ("vram=80GB,bandwidth=2TB/s,flops=-1", "flops is '-1' where a number"),
     ],
 )

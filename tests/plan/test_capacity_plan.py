@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -151,6 +152,43 @@ def test_hours_and_spare_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["cost"]["gpu_hour_is"] == "as given"
 
 
+def test_what_a_change_gives_is_of_what_is_planned_with(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, *QWEN, "--slo-ttft", "1.5", "--users", "10000", "--json", "-")
+    assert code == 0
+    found = json.loads(out)
+    here = found["replica"]["requests_per_s"]
+    assert here < 0.9 * found["replica"]["requests_per_s_by_formula"]
+    by_name = {change["name"]: change for change in found["changes"]}
+    assert by_name["tensor parallelism 2"]["rate"] / 2 / here - 1 == pytest.approx(
+        by_name["tensor parallelism 2"]["gain"], abs=1e-4
+    )
+    assert by_name["weights in int8"]["rate"] / here - 1 == pytest.approx(by_name["weights in int8"]["gain"], abs=1e-4)
+    useless = by_name["--max-num-seqs 512"]
+    assert useless["gain"] < 0.01
+    code, out, _ = plan(capsys, *QWEN, "--users", "10000", "--no-simulate")
+    assert "weights in int8" in out
+    assert "--max-num-seqs 512" not in out
+
+
+def test_a_narrow_terminal_has_every_number() -> None:
+    from rich.console import Console
+
+    from forebay.plan.capacity import plan as answered
+    from forebay.plan.capacity_view import change_rows, lines, show
+
+    document = answered(question(traffic=Traffic(peak=90), simulate=False))
+    console = Console(width=40, record=True, file=io.StringIO(), highlight=False)
+    show(document, console)
+    out = console.export_text()
+    assert "…" not in out
+    assert all(len(line) <= 40 for line in out.splitlines())
+    plain = " ".join(out.split())
+    for _, rows in [*lines(document), ("", change_rows(document)[:1])]:
+        for what, number, how in rows:
+            assert f"{what} {number}" in plain
+            assert " ".join(how.split()) in plain
+
+
 def test_a_gpu_without_a_price_has_no_cost(capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--model", "llama-3.1-8b", "--gpu", "vram=80GB,bandwidth=2TB/s,flops=312e12", "--no-simulate")
     code, out, _ = plan(capsys, *given, "--qps", "5")
@@ -176,6 +214,14 @@ def test_a_gpu_without_a_price_has_no_cost(capsys: pytest.CaptureFixture[str]) -
         ((*QWEN, "--qps", "1", "--cache-hit", "1"), "--cache-hit must be at least 0 and at most 0.99"),
         ((*QWEN, "--qps", "1", "--percentile", "100"), "--percentile must be"),
         ((*QWEN, "--qps", "1", "--prompt", "50000"), "all requests are longer than the .* tokens"),
+        ((*QWEN, "--qps", "1", "--prompt", "50000"), "the shortest has 50,0.*give the KV cache more memory"),
+        ((*LLAMA[:4], "--qps", "1", "--prompt", "2e5"), "all that meta-llama/Llama-3.1-8B takes"),
+        ((*LLAMA[:4], "--qps", "1", "--prompt", "500", "--max-model-len", "90"), "up to the 131,072"),
+        (("--model", "llama-3.1-405b", *QWEN[2:], "--qps", "1"), "would fit: tp 16, pp 12, tp 8 with fp8 weights"),
+        ((*QWEN, "--qps", "1", "--max-num-seqs", "1000000"), "GB of activations .max_num_seqs 1,000,000"),
+        (("--model", "./no-such-folder", *QWEN[2:], "--qps", "1"), "'./no-such-folder' is a path that does not exist"),
+        (("--model", "/dev", *QWEN[2:], "--qps", "1"), "'/dev' is a folder without a config.json"),
+        ((*QWEN, "--qps", "1", "--max-num-batched-tokens", "1"), "--slo-ttft 1.5 is below"),
         ((*QWEN, "--traffic", "no-such.csv"), "no-such.csv: no such file"),
         ((*QWEN, "--qps", "1", "--profile", "no-such"), "no-such: does not exist"),
         ((*QWEN, "--qps", "1", "--json", "/no/such/place.json"), "/no/such/place.json"),

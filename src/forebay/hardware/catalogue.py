@@ -92,6 +92,9 @@ def find_model(name: str) -> ModelShape:
     path = Path(name)
     if path.suffix == ".json" or (path.is_dir() and (path / "config.json").exists()):
         return from_config(path)
+    if path.is_absolute() or name.startswith(("./", "../", "~")):
+        there = "is a folder without a config.json" if path.is_dir() else "is no config.json, nor a folder with one"
+        raise UnknownModel(f"model {name!r} {there if path.exists() else 'is a path that does not exist'}")
     return find_named(name)
 
 

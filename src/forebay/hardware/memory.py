@@ -7,7 +7,7 @@ All of it is arithmetic on shapes; docs/capacity.md works it once by hand and sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import ceil
@@ -235,6 +235,10 @@ class _TooLarge(Exception):
         super().__init__(self.message)
 
 
+_LARGE = 0.2
+"""Of what an engine may use: activations that take more are named where nothing is left."""
+_NODE = 8
+"""GPUs that have a fast link to each other."""
 _WIDEST = 64
 """GPUs of tensor parallelism that are tried as a way out."""
 
@@ -243,7 +247,7 @@ def _fixes(d: Deployment, context: bool) -> tuple[Fix, ...]:
     """The least of each kind of change that makes it fit."""
     tried: list[Iterator[tuple[str, Deployment]]] = [
         ((f"tp {tp}", replace(d, tp=tp)) for tp in _wider(d)),
-        ((f"pp {pp}", replace(d, pp=pp)) for pp in (2, 4, 8) if pp > d.pp and pp <= d.model.layers),
+        ((f"pp {pp}", replace(d, pp=pp)) for pp in range(d.pp + 1, min(_WIDEST // d.tp, d.model.layers) + 1)),
         ((f"{name} weights", replace(d, dtype=name)) for name in _smaller(d)),
         ((gpu.title, replace(d, gpu=gpu)) for gpu in sorted(GPUS, key=lambda g: g.memory) if gpu.memory > d.gpu.memory),
     ]
@@ -251,7 +255,19 @@ def _fixes(d: Deployment, context: bool) -> tuple[Fix, ...]:
         if d.cache_dtype != "fp8":
             tried.append(iter([("a KV cache in fp8", replace(d, kv_dtype="fp8"))]))
         tried.append(_shorter(d))
-    return tuple(fix for ways in tried for fix in islice(filter(None, (_tried(*way) for way in ways)), 1))
+    found = [fix for ways in tried for fix in _first(ways)]
+    if not any(fix.deployment.gpu == d.gpu and fix.deployment.tp * fix.deployment.pp <= _NODE for fix in found):
+        found += _first(
+            (f"tp {tp} with {name} weights", replace(d, tp=tp, dtype=name))
+            for name in _smaller(d)
+            for tp in _wider(d)
+            if tp * d.pp <= _NODE
+        )
+    return tuple(found)
+
+
+def _first(ways: Iterable[tuple[str, Deployment]]) -> list[Fix]:
+    return list(islice(filter(None, (_tried(*way) for way in ways)), 1))
 
 
 def _wider(d: Deployment) -> Iterator[int]:
@@ -316,7 +332,11 @@ def _stage(d: Deployment, stage: int, layers: int) -> MemoryBudget:
     one = cut.reserved(d.context, d.max_num_batched_tokens)
     if blocks < cut.groups:
         short = cut.groups * cut.block_bytes - free
-        raise _TooLarge(d, short, f"{weights / 1e9:.1f} GB of weights leave no room for KV cache")
+        beside = ""
+        if peak.total > _LARGE * usable:  # of which no larger GPU rids
+            beside = f" and {peak.total / 1e9:.1f} GB of activations"
+            beside += f" (max_num_seqs {d.max_num_seqs:,}, max_num_batched_tokens {d.max_num_batched_tokens:,})"
+        raise _TooLarge(d, short, f"{weights / 1e9:.1f} GB of weights{beside} leave no room for KV cache")
     longest = cut.longest(blocks, d.max_num_batched_tokens, d.context)
     if blocks < one and d.max_model_len is not None:
         text = f"the KV cache holds a sequence of {longest:,} tokens, not one of {d.context:,}"

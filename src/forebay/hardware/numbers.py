@@ -213,6 +213,10 @@ def gpu_of_fields(fields: Mapping[str, object], what: str, name: str) -> Gpu:
     for word in ("vram", "bandwidth", "flops"):
         if numbers[word] <= 0:
             raise BadNumbers(f"{what}: {word} must be more than 0")
+    for word, least in _LEAST.items():
+        if numbers[word] < least:
+            example = _EXAMPLES[_GPU[word]].split(" or ")[-1]
+            raise BadNumbers(f"{what}: {word} is {fields[word]}, less than any GPU has: give its unit, as in {example}")
     link = numbers.get("link", _PCIE)
     title = str(fields.get("name") or name)
     return Gpu(
@@ -231,6 +235,8 @@ def gpu_of_fields(fields: Mapping[str, object], what: str, name: str) -> Gpu:
     )
 
 
+_LEAST: Final = MappingProxyType({"vram": 2**28, "bandwidth": 1e9, "flops": 1e9})
+"""Less is a number whose unit was forgotten."""
 _MAX_FILE = 1 << 20
 
 

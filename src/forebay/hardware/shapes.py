@@ -212,7 +212,10 @@ class ModelShape:
         if tp < 1:
             raise ValueError(f"tp must be at least 1, not {tp}")
         if self.heads % tp:
-            raise ValueError(f"{self.name} has {self.heads} attention heads, which tp {tp} does not divide")
+            ways = ", ".join(f"{n}" for n in range(1, min(self.heads, 64) + 1) if self.heads % n == 0)
+            raise ValueError(
+                f"{self.name} has {self.heads} attention heads, which tp {tp} does not divide; {ways} divide them"
+            )
         if not self.kv_lora_rank and self.kv_heads % tp and tp % self.kv_heads:
             raise ValueError(f"{self.name} has {self.kv_heads} KV heads, neither split nor copied evenly to tp {tp}")
         padded = -(-self.vocab // VOCAB_PADDING) * VOCAB_PADDING

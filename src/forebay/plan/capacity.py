@@ -54,7 +54,7 @@ def plan(question: Question, *, curves: bool = False) -> dict[str, Any]:
     valid = _met(at_work, question) if simulated is None else max(simulated.met, _met(at_work, question))
     lengths = one.engine.lengths
     money = cost(question, whole, one.gpus, lengths.prompt, lengths.output, valid)
-    changes, impossible = tried(question, one, 1.0 if simulated is None else simulated.rate / found.rate)
+    changes, impossible = tried(question, one, rate, e2e)
     return {
         "forebay": forebay.__version__,
         "kind": "plan",

@@ -41,27 +41,28 @@ class NoChange:
     why: str
 
 
-def tried(question: Question, base: Replica, off: float = 1.0) -> tuple[list[Change], list[NoChange]]:
-    """The changes that do something, the best first. All by formulas, on published numbers or on the profile given, the
-    base too, so that like is compared with like. `off`: what a simulation found of what formulas did at the base; their
-    rates are taken to be off by as much."""
+def tried(question: Question, base: Replica, rate: float, e2e: float) -> tuple[list[Change], list[NoChange]]:
+    """The changes, the best first. All by formulas, on published numbers or on the profile given, the base too, so that
+    like is compared with like. `rate`, `e2e`: requests a second of a replica of the base and mean seconds of a request,
+    as planned with; what they are of what these formulas say, changes are taken to be as well."""
     simple = replace(question, measured=question.profile is not None)
     alike = base if question.profile is not None or base.source == "roofline" else replica(simple)
-    here = highest(alike.engine, question.promise, _ROUGH).rate * base.lanes / base.gpus
+    here = highest(alike.engine, question.promise, _ROUGH)
+    off, longer = rate / (here.rate * base.lanes), e2e / here.e2e
     done: list[Change] = []
     not_done: list[NoChange] = []
     for name, kind, changed in _changes(simple):
         try:
             found = replica(changed)
             at = highest(found.engine, changed.promise, _ROUGH)
-            rate = at.rate * found.lanes * off
-            gpus = fleet(changed, rate, found.gpus, at.e2e).gpus if _has_traffic(question) else 0
+            carried = at.rate * found.lanes * off
+            gpus = fleet(changed, carried, found.gpus, at.e2e * longer).gpus if _has_traffic(question) else 0
         except (PlanError, ValueError) as e:
             not_done.append(NoChange(name, str(e)))
             continue
         price = changed.gpu_price
         hourly = None if price is None or not gpus else gpus * price
-        done.append(Change(name, kind, rate, gpus, hourly, rate / found.gpus / (here * off) - 1))
+        done.append(Change(name, kind, carried, gpus, hourly, carried / found.gpus / (rate / base.gpus) - 1))
     priced = all(change.hourly is not None for change in done)
     return sorted(done, key=lambda c: (c.hourly or 0.0 if priced else 0.0, -c.gain)), not_done
 

@@ -143,10 +143,7 @@ def replica(question: Question) -> Replica:
         steps, source, note, notes = _steps(question)
         lengths = question.lengths.at_most(memory.longest)
     except LengthError:
-        raise PlanError(
-            f"all requests are longer than the {memory.longest:,} tokens that one sequence may have; give a longer "
-            "--max-model-len, or more memory for the KV cache"
-        ) from None
+        raise PlanError(_too_long(question, memory)) from None
     if (lost := len(question.lengths.prompts) - len(lengths.prompts)) > 0:
         share = lost / len(question.lengths.prompts)
         notes += (
@@ -174,6 +171,18 @@ def replica(question: Question) -> Replica:
         block_size=d.block_size,
     )
     return Replica(question, memory, Engine(lane, lengths, question.cache_hit), d.pp * d.dp, source, note, notes)
+
+
+def _too_long(question: Question, memory: MemoryBudget) -> str:
+    d = question.deployment
+    shortest = float((question.lengths.prompts + question.lengths.outputs).min())
+    said = f"all requests are longer than the {memory.longest:,} tokens that one sequence may have; the shortest has "
+    said += f"{shortest:,.0f}: " if shortest < 1e12 else f"{shortest:.3g}: "
+    if memory.longest < d.context:
+        return said + "give the KV cache more memory, or shorter requests"
+    if d.context < d.model.max_context:
+        return said + f"give a longer --max-model-len, up to the {d.model.max_context:,} of {d.model.name}"
+    return said + f"that is all that {d.model.name} takes; give shorter requests, or a model with a longer context"
 
 
 def _steps(question: Question) -> tuple[StepTime, str, str, tuple[str, ...]]:

@@ -114,7 +114,7 @@ def state(engine: Engine, rate: float) -> State:
     place = np.maximum(place, np.where(rng.random(DRAWS) < full_of_kv, rng.exponential(1.0, DRAWS) * until, 0.0))
     ttft = place + np.where(alone, quick, rest + behind + full * whole + last)
     steps = np.maximum(1.0, engine.lengths.outputs[rng.integers(0, len(engine.lengths.outputs), DRAWS)] - 1)
-    each = n / (rate * engine.decodes) if engine.decodes else step
+    each = n / (rate * engine.decodes) if engine.decodes and n > 0 else step
     # what comes during an answer makes it longer, and with it what comes: 1 / (1 - load) of each deviation
     load = min(0.95, max(0.0, 1 - engine.step(n, 0) / step))
     base = engine.step(n, 0)

@@ -91,7 +91,7 @@ def wrong(replica: Replica, found: Sustained, rate: float) -> list[Thumb]:
         )
     engine = replica.engine
     alone = d.gpu.bandwidth * d.tp / (memory.weights * d.tp * d.pp)
-    batch = found.state.decoding / found.state.step
+    batch = found.state.decoding / engine.step(found.state.decoding, 0)
     add(
         "tokens a second = bandwidth / weights",
         alone,

@@ -15,6 +15,10 @@ MOST: Final = 600
 """Characters of a note."""
 CHANGES: Final = 6
 """Changes shown; all are in the JSON."""
+LEAST_GAIN: Final = 0.01
+"""Of a change that is shown."""
+WIDE: Final = 100
+"""Columns of a terminal; with fewer, what explains a number is below it."""
 
 Line = tuple[str, str, str]
 """What it is, the number, how it comes about."""
@@ -201,7 +205,12 @@ def change_rows(document: Mapping[str, Any]) -> list[Line]:
     return out
 
 
+def _helps(change: Mapping[str, Any]) -> bool:
+    return bool(change["gain"] >= LEAST_GAIN)
+
+
 def show(document: Mapping[str, Any], console: Console) -> None:
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -214,20 +223,26 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     hit = f", {q['cache_hit']:.0%} of prompt tokens cached" if q["cache_hit"] else ""
     console.print(Text(f"{lengths}{hit}; {promise(document)}"))
     console.print(Text(answer(document), style="bold green"))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True, style="bold")
-    table.add_column(style="dim", overflow="fold")
-    for name, rows in lines(document):
-        table.add_row(Text(name, style="underline"), "", "")
-        for what, number, how in rows:
-            table.add_row(Text(what), Text(number), Text(printable(how, MOST)))
-    changes = change_rows(document)
-    if changes:
-        table.add_row(Text("What to change first", style="underline"), "", "")
-        for what, number, how in changes[:CHANGES]:
-            table.add_row(Text(what), Text(number), Text(how))
-    console.print(table)
+    sections = list(lines(document))
+    helpful = [row for row, change in zip(change_rows(document), document["changes"], strict=True) if _helps(change)]
+    if helpful:
+        sections.append(("What to change first", helpful[:CHANGES]))
+    if console.width < WIDE:
+        for name, rows in sections:
+            console.print(Text(name, style="underline"))
+            for what, number, how in rows:
+                console.print(Text.assemble(f"{what}  ", (number, "bold")))
+                console.print(Padding(Text(printable(how, MOST), style="dim"), (0, 0, 0, 2)))
+    else:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(justify="right", no_wrap=True, style="bold")
+        table.add_column(style="dim", overflow="fold")
+        for name, rows in sections:
+            table.add_row(Text(name, style="underline"), "", "")
+            for what, number, how in rows:
+                table.add_row(Text(what), Text(number), Text(printable(how, MOST)))
+        console.print(table)
     for rule in document["rules_of_thumb"]:
         console.print(
             Text(f"not here: “{rule['rule']}” says {rule['says']}; it is {rule['true']}: {rule['why']}", style="yellow")
