@@ -90,6 +90,12 @@ def test_hours_are_24_numbers() -> None:
         hours("0,x" + ",1" * 22)
 
 
+def test_a_trace_of_a_moment_is_little_to_tell_a_rate_by() -> None:
+    assert "2 requests in 0.001 s, which is little" in of_arrivals(np.array([0, 0.001]), "t").notes[0]
+    assert "60 requests in 2.95e+03 s, which is little" in of_arrivals(np.arange(60) * 50.0, "t").notes[0]
+    assert of_arrivals(np.arange(600) * 5.0, "t").notes == ()
+
+
 def test_a_short_trace_is_planned_for_its_busiest_five_minutes() -> None:
     calm = np.arange(0, 1800, 1.0)
     busy = np.arange(1800, 2100, 0.1)

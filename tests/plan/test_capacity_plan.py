@@ -170,6 +170,42 @@ def test_what_a_change_gives_is_of_what_is_planned_with(capsys: pytest.CaptureFi
     assert "--max-num-seqs 512" not in out
 
 
+def test_formulas_give_the_numbers_behind_them(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, *QWEN, "--users", "300000", "--no-simulate", "--json", "-")
+    assert code == 0
+    found = {one["name"]: one["text"] for one in json.loads(out)["formulas"]}
+    for name, factors in {"decoding": (1, 1e-3, 1e-3), "peak": (1, 1, 1), "decode": (1, 1e-3)}.items():
+        given, _, result = found[name].rpartition(" = ")
+        values = [float(number.replace(",", "")) for number in re.findall(r"[\d,.]*\d", given.rpartition(" = ")[2])]
+        if name == "decoding":
+            rate, answer, one, step, echo = values
+            assert one == 1
+            worked = rate * ((answer - 1) * step * factors[1] + echo * factors[2])
+        elif name == "peak":
+            worked = values[0] / (values[1] + values[2])
+        else:
+            worked = values[0] / (values[1] * factors[1])
+        assert worked == pytest.approx(float(result.split()[0].replace(",", "")), rel=3e-3), found[name]
+
+
+def test_thousands_of_requests_a_second_are_no_power_of_ten(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, *LLAMA, "--qps", "2000")
+    assert code == 0
+    assert "2,000 requests/s at the peak" in out
+    assert "e+0" not in out
+
+
+def test_one_request_in_the_kv_cache_does_not_wait_for_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """With room for one at a time, none waits longer than one takes, and only where one runs: no thousands of GPUs."""
+    long = (*QWEN, "--prompt", "30000", "--output", "1000", "--slo-ttft", "60", "--qps", "0.1", "--json", "-")
+    code, out, _ = plan(capsys, *long)
+    assert code == 0
+    found = json.loads(out)["replica"]
+    alone = found["formula"]["e2e_mean_s"]
+    assert found["requests_per_s"] > 0.1 / alone
+    assert found["simulated"]["ttft"] <= 60
+
+
 def test_a_narrow_terminal_has_every_number() -> None:
     from rich.console import Console
 

@@ -142,6 +142,8 @@ def command(
         _complain(e)
         raise typer.Exit(2) from None
     if document is None:
+        if sys.stderr is not None:
+            print("forebay tune: interrupted before there was anything to report", file=sys.stderr)
         raise typer.Exit(130)
     if verify is not None and not document["interrupted"]:
         try:

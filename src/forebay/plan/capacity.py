@@ -28,8 +28,6 @@ POINTS: Final = 12
 """Of the curves over the load."""
 APART: Final = 0.1
 """Formula and simulation are said to differ where they do so by more."""
-LARGE: Final = 0.25
-"""Of the KV cache: one request that takes more is named."""
 
 
 def plan(question: Question, *, curves: bool = False) -> dict[str, Any]:
@@ -95,7 +93,7 @@ def _apart(one: Replica, formula: float, simulated: float) -> str:
         "which is planned with"
     )
     share = one.engine.lengths.longest / one.engine.lane.kv_tokens
-    if share > LARGE:
+    if share > capacity_check.LARGE and simulated < formula:
         said += f"; the longest request takes {share:.0%} of the KV cache, and all behind it wait (--max-model-len)"
     return said
 

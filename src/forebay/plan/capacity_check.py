@@ -37,6 +37,8 @@ MORE_RUNS: Final = 6
 FALL: Final = 0.85
 ABOVE: Final = 1.05
 """Of the rate that formulas find: a short run does not show enough to promise more."""
+LARGE: Final = 0.25
+"""Of the KV cache: where one request takes more, formulas see too little of who waits for whom to limit the rate."""
 NEAR: Final = 0.04
 STEADY: Final = 0.97
 """Of the most that formulas allow: nearer to it a run of some minutes does not show the queue that an hour would."""
@@ -154,7 +156,9 @@ def sustain(engine: Engine, promise: Promise, first: State, seed: int = 0) -> li
     done: list[Simulated] = []
     low: Simulated | None = None
     high: Simulated | None = None
-    most = min(STEADY * engine.most.rate, ABOVE * first.rate)
+    most = STEADY * engine.most.rate
+    if engine.lengths.longest <= LARGE * engine.lane.kv_tokens:
+        most = min(most, ABOVE * first.rate)
     rate = min(first.rate, most)
     for count in range(RUNS + MORE_RUNS):
         if count >= RUNS and low is not None:

@@ -24,10 +24,12 @@ def _of_replica(one: Replica, at: State) -> list[Formula]:
     slots: Values = {"blocks": memory.num_blocks, "blocks_each": memory.layout.blocks(typical)}
     budget = engine.lane.max_num_batched_tokens
     full, decode = engine.step(0, budget), engine.step(at.decoding, 0)
+    each = at.decoding / at.rate
     answers: Values = {
         "rate": f"{at.rate:.4g}/s",
-        "(answer": f"({engine.lengths.output:.1f}",
+        "((answer": f"(({engine.lengths.output:.1f}",
         "step": f"{at.step * 1e3:.4g} ms",
+        "echo)": f"{max(0.0, each - engine.decodes * at.step) * 1e3:.3g} ms)",
     }
     return [
         Formula(
@@ -41,7 +43,7 @@ def _of_replica(one: Replica, at: State) -> list[Formula]:
             at.decoding / decode,
             "tokens/s",
         ),
-        Formula("decoding", "rate · (answer - 1) · step", answers, at.decoding, "sequences"),
+        Formula("decoding", "rate · ((answer - 1) · step + echo)", answers, at.decoding, "sequences"),
     ]
 
 
@@ -49,7 +51,7 @@ def _of_fleet(one: Replica, whole: Fleet, money: Cost, rate: float, e2e: float) 
     traffic, price = one.question.traffic, one.question.gpu_price
     out = []
     if traffic.users is not None:
-        people: Values = {"users": traffic.users, "(think": f"({traffic.think:g} s", "answered)": f"{e2e:.3g} s)"}
+        people: Values = {"users": traffic.users, "(think": f"({traffic.think:g} s", "answered)": f"{e2e:.4g} s)"}
         out.append(Formula("peak", "users / (think + answered)", people, whole.peak, "requests/s"))
     each: Values = {"peak": f"{whole.peak:.4g}", "rate": f"{rate:.4g}"}
     out.append(Formula("replicas", "⌈ peak / rate ⌉", each, whole.needed, "replicas"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.errors import shown as printable
-from forebay.plan.capacity_view import answer, change_rows, lines, promise, title
+from forebay.plan.capacity_view import a_second, answer, change_rows, lines, promise, title
 from forebay.plan.report import page
 from forebay.plan.report_figures import PALETTE, label
 from forebay.plan.report_metrics import dollars, seconds
@@ -74,7 +74,7 @@ def _cards(document: Mapping[str, Any]) -> str:
     cards = (
         (f"{fleet['gpus']:,}", "GPUs", [("replicas", f"{fleet['replicas']:,}"), ("nodes", f"{fleet['nodes']:,}")]),
         (
-            f"{replica['requests_per_s']:,.3g}",
+            a_second(replica["requests_per_s"]),
             "requests/s a replica",
             [
                 ("users", f"{replica['users']:,.0f}"),

@@ -109,7 +109,7 @@ def state(engine: Engine, rate: float) -> State:
     curve_alone = engine.curve(0)
     prefill = np.ceil(own / budget) - 1
     quick = prefill * curve_alone[-1] + np.interp(own - prefill * budget, engine.tokens, curve_alone)
-    full_of_kv, until = _kv_wait(engine, rate, n, places.deviation, own)
+    full_of_kv, until = _kv_wait(engine, rate, n, places, own, n / rate + engine.prefill_steps * step)
     place = np.where(rng.random(DRAWS) < places.full, rng.exponential(1.0, DRAWS) * places.wait, 0.0)
     place = np.maximum(place, np.where(rng.random(DRAWS) < full_of_kv, rng.exponential(1.0, DRAWS) * until, 0.0))
     ttft = place + np.where(alone, quick, rest + behind + full * whole + last)
@@ -162,18 +162,22 @@ class _Drawn:
         return found
 
 
-def _kv_wait(engine: Engine, rate: float, n: float, deviation: float, prompts: Floats) -> tuple[Floats, Floats]:
+def _kv_wait(
+    engine: Engine, rate: float, n: float, places: _Places, prompts: Floats, stay: float
+) -> tuple[Floats, Floats]:
     """For requests with these prompts: probability that the KV cache has no room for all of it, and seconds until it
-    has. What is held is taken as normally distributed; whoever comes behind one that waits, waits too."""
+    has. What is held is taken as normally distributed; whoever comes behind one that waits, waits too. `stay`: mean
+    seconds of a sequence. Where few run, less is freed than in the mean, but all that run have ended by and by: of n
+    with exponential times the last has after stay · (1 + 1/2 + … + 1/n)."""
     capacity = engine.lane.kv_tokens - engine.lane.block_size - engine.cache_hit * engine.lengths.prompt
     mean = n * engine.held
-    spread = math.hypot(deviation * engine.held, math.sqrt(n) * engine.held_deviation)
+    spread = math.hypot(places.deviation * engine.held, math.sqrt(n) * engine.held_deviation)
     if spread <= 0:
         return np.zeros(len(prompts)), np.zeros(len(prompts))
     z = (capacity - prompts - mean) / spread
-    alone = np.interp(z, _Z, _BEYOND)
+    alone = np.minimum(np.interp(z, _Z, _BEYOND), 1 - places.idle)  # nobody waits for room where nothing runs
     freed = rate * (engine.lengths.prompt * (1 - engine.cache_hit) + engine.lengths.output)
-    until = np.minimum(prompts, spread) / freed
+    until = np.minimum(np.minimum(prompts, spread) / freed, stay * (1 + math.log(max(1.0, n))))
     behind = min(0.9, rate * float((alone * until).mean()))
     return alone + (1 - alone) * behind, until
 

@@ -19,6 +19,8 @@ SHORT: Final = 10.0
 """Seconds over which bursts are looked at."""
 BURSTY: Final = 2.0
 """Times a Poisson process's variance."""
+FEW: Final = 100
+"""Requests; a rate of fewer is off by more than 10 %."""
 HOLE: Final = 20.0
 """Mean gaps, and at least a window: so long without a request is a hole in a trace, and no night."""
 
@@ -55,6 +57,11 @@ def of_arrivals(arrivals: Floats, name: str, growth: float = 1.0) -> Seen:
     if span <= 0:
         raise PlanError(f"{name} has {len(arrivals):,} requests at one moment, which is no rate: give --qps or --users")
     notes = []
+    if span < WINDOW or len(arrivals) < FEW:
+        notes.append(
+            f"{name} has {len(arrivals):,} requests in {span:,.3g} s, which is little to tell a rate by; give --qps or "
+            "--users, or a longer trace"
+        )
     gaps = np.diff(arrivals)
     mean_gap = span / len(gaps)
     empty = gaps[gaps > max(WINDOW, HOLE * mean_gap)]

@@ -33,6 +33,11 @@ def title(document: Mapping[str, Any]) -> str:
     )
 
 
+def a_second(rate: float) -> str:
+    """Requests a second, to three digits, and never as a power of ten where that is long to read."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def promise(document: Mapping[str, Any]) -> str:
     slo = document["question"]["slo"]
     text = f"P{slo['percent']:g} of TTFT ≤ {seconds(slo['ttft_s'])}"
@@ -44,9 +49,9 @@ def answer(document: Mapping[str, Any]) -> str:
     fleet, replica, cost, traffic = (document[key] for key in ("fleet", "replica", "cost", "question"))
     traffic = traffic["traffic"]
     who = (
-        f"{traffic['users']:,.0f} users ({fleet['peak']:,.3g} requests/s)"
+        f"{traffic['users']:,.0f} users ({a_second(fleet['peak'])} requests/s)"
         if traffic["users"] is not None
-        else f"{fleet['peak']:,.3g} requests/s at the peak"
+        else f"{a_second(fleet['peak'])} requests/s at the peak"
     )
     gpus = "1 GPU" if fleet["gpus"] == 1 else f"{fleet['gpus']:,} GPUs"
     spare = fleet["replicas"] - fleet["needed"]
@@ -113,13 +118,13 @@ def _replica(document: Mapping[str, Any]) -> Iterator[Line]:
         f"{rates['decode_sequences']:,.1f} sequences in a step of {seconds(rates['decode_step_s'])}; "
         f"one alone: {rates['decode_tokens_per_s_alone']:,.0f} tokens/s",
     )
-    limits = ", ".join(f"{one['name']} {one['requests_per_s']:,.3g}" for one in _once(replica["limits"]))
-    yield "most throughput", f"{replica['most_requests_per_s']:,.3g} requests/s", f"each limit alone: {limits}"
-    by = f"formulas: {replica['requests_per_s_by_formula']:,.3g}"
+    limits = ", ".join(f"{one['name']} {a_second(one['requests_per_s'])}" for one in _once(replica["limits"]))
+    yield "most throughput", f"{a_second(replica['most_requests_per_s'])} requests/s", f"each limit alone: {limits}"
+    by = f"formulas: {a_second(replica['requests_per_s_by_formula'])}"
     if simulated is not None:
         runs = f"{len(replica['runs'])} × {simulated['requests']:,.0f} requests"
-        by += f"; simulated ({runs}): {replica['requests_per_s']:,.3g}"
-    yield "at the promise", f"{replica['requests_per_s']:,.3g} requests/s", by
+        by += f"; simulated ({runs}): {a_second(replica['requests_per_s'])}"
+    yield "at the promise", f"{a_second(replica['requests_per_s'])} requests/s", by
     at = (
         formula
         if simulated is None
@@ -179,8 +184,8 @@ def _fleet(document: Mapping[str, Any]) -> Iterator[Line]:
     yield (
         "cost",
         f"{dollars(cost['million_output'])}/M output",
-        f"{fleet['gpus']:,} GPUs · ${cost['gpu_hour']:g} ({cost['gpu_hour_is']}) over {fleet['mean']:,.3g} requests/s "
-        f"in the mean; {dollars(cost['million_tokens'])}/M of all tokens",
+        f"{fleet['gpus']:,} GPUs · ${cost['gpu_hour']:g} ({cost['gpu_hour_is']}) over "
+        f"{a_second(fleet['mean'])} requests/s in the mean; {dollars(cost['million_tokens'])}/M of all tokens",
     )
     scaled = (
         f"; {dollars(cost['daily_by_hour'])} a day where replicas follow the hours"
@@ -200,8 +205,10 @@ def change_rows(document: Mapping[str, Any]) -> list[Line]:
     out = []
     for change in document["changes"]:
         cost = f", {dollars(change['hourly'])}/h" if change["hourly"] is not None else ""
-        gpus = f"{change['gpus']:,} GPUs{cost}" if change["gpus"] else f"{change['rate']:,.3g} requests/s"
-        out.append((change["name"], gpus, f"{change['rate']:,.3g} requests/s a replica, {change['gain']:+.0%} a GPU"))
+        gpus = f"{change['gpus']:,} GPUs{cost}" if change["gpus"] else f"{a_second(change['rate'])} requests/s"
+        out.append(
+            (change["name"], gpus, f"{a_second(change['rate'])} requests/s a replica, {change['gain']:+.0%} a GPU")
+        )
     return out
 
 

@@ -320,7 +320,9 @@ def print_summary(document: Mapping[str, Any], console: Console) -> None:
         p = best["here"]
         line = f"at {words.rate(p['offered'])}, the traffic as it is: {words.share(p['attainment'])} within the SLO"
         if (fewest := best.get("fewest")) is not None:
-            line += f"; {fewest['setting']['engines']} engines ({fewest['setting']['gpus']} GPUs) are enough for it"
+            engines, gpus = fewest["setting"]["engines"], fewest["setting"]["gpus"]
+            many = f"{engines} engine{'s' * (engines != 1)} ({gpus} GPU{'s' * (gpus != 1)})"
+            line += f"; {many} {'are' if engines != 1 else 'is'} enough for it"
         say(line)
     if (verified := document.get("verified")) is not None:
         table = Table(title=f"Predicted and measured, {verified['url']}", title_justify="left", title_style="bold")
