@@ -57,6 +57,16 @@ def test_rates_lengths_and_cache_hits_are_those_recorded(tmp_path: Path) -> None
     database.close()
 
 
+def test_a_burst_is_planned_for_over_five_minutes(tmp_path: Path) -> None:
+    usage = Usage.below(tmp_path)
+    for _ in range(90):
+        usage.request(NOW - 1_800, 5, tokens=TOKENS, model="m")
+    usage.book()
+    database = Database("", tmp_path)
+    assert read(database).traffic.peak == pytest.approx(90 / 300)
+    database.close()
+
+
 def test_what_the_ledger_does_not_have_is_said(tmp_path: Path) -> None:
     database = filled(tmp_path)
     with pytest.raises(PlanError, match="no request of an engine"):

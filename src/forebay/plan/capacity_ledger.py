@@ -145,10 +145,10 @@ def _share_of(tiers: Mapping[str, float], table: list[_Entry]) -> float:
 
 
 def _busiest(table: list[_Entry]) -> float:
-    """Requests a second of the busiest five minutes; 0 where there are none. A cut list has no less."""
+    """Requests a second of the busiest five minutes, at least."""
     times = np.sort(np.array([one.reserved for one in table]))
     if times[-1] - times[0] < WINDOW:
-        return 0.0
+        return len(times) / WINDOW
     return of_arrivals(times, "the ledger").traffic.peak or 0.0
 
 

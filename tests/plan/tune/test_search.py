@@ -202,6 +202,17 @@ def test_a_search_twice_is_the_same() -> None:
     assert first == second
 
 
+def test_what_was_not_to_be_tried_does_not_win() -> None:
+    tries = ("max_num_seqs=16", "max_num_batched_tokens=512", "gpu_memory_utilization=0.9", "kv_dtype=auto", "tp=1")
+    found = run(
+        a_wish(split=False, seeds=1, settings=4, tries=(*tries, "enable_prefix_caching=false")), None, lambda *_: None
+    )
+    assert found is not None
+    assert found["best"]["setting"]["enable_prefix_caching"] is False
+    costs = {(row["field"], row["value"]): row["loss"]["mean"] for row in found["choices"]}
+    assert costs["enable_prefix_caching", True] < 0  # it would bear more, which is told
+
+
 def test_a_search_that_is_broken_off_tells_what_it_has() -> None:
     def stop(name: str, done: int, of: int) -> None:
         if name == "what each choice costs":

@@ -332,11 +332,16 @@ def _search(rounds: _Rounds, expected: Mapping[Setting, Expected]) -> None:
     if current is not None:
         finalists.setdefault(current, expected[current].rate * CAUTION / base if current in expected else floor)
     rounds.finals("finalists", finalists)
-    found.winner = _best(found)
+    asked = set(wish.given) & set(found.axes)
+
+    def wanted(setting: Setting) -> bool:  # of the values of --try, or today's; what others cost is told all the same
+        return setting == current or all(getattr(setting, name) in found.axes[name] for name in asked)
+
+    found.winner = _best(found, wanted)
     for _ in range(CLIMBS):
         near = {s: _speed(found, found.winner) for s in neighbours(found.winner, found.axes)}
         rounds.finals("what each choice costs", near)
-        best = _best(found)
+        best = _best(found, wanted)
         far = found.mean(best) >= found.mean(found.winner) * CLIMB
         found.winner = best
         if not far:
@@ -387,8 +392,8 @@ def _speed(found: Found, setting: Setting) -> float:
     return sum(t.speed for t in trials) / len(trials)
 
 
-def _best(found: Found) -> Setting:
-    """The most capacity; among equals what is nearest to vLLM's defaults, then the smallest."""
+def _best(found: Found, wanted: Callable[[Setting], bool] = lambda setting: True) -> Setting:
+    """Of those wanted the most capacity; among equals what is nearest to vLLM's defaults, then the smallest."""
     usual = Setting()
 
     def rank(setting: Setting) -> tuple[float, int, int, int, float]:
@@ -396,7 +401,7 @@ def _best(found: Found) -> Setting:
         sizes = setting.max_num_seqs, setting.max_num_batched_tokens, setting.gpu_memory_utilization
         return -found.mean(setting), far, *sizes
 
-    return min(found.final, key=rank)
+    return min(filter(wanted, found.final), key=rank)
 
 
 def _leaders(ranked: Sequence[Trial]) -> list[Trial]:
