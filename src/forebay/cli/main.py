@@ -72,14 +72,19 @@ COMMANDS = MappingProxyType(
 )
 
 
+def _have_standard_descriptors() -> None:
+    """A socket must not become number 0, 1 or 2 because the parent had closed it: what is printed would go there."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number
+
+
 def main() -> NoReturn:
     """The entry point of the `forebay` program."""
     code = 0
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:  # closed: a socket that took its number would get what is printed
-            os.open(os.devnull, os.O_RDWR)
+    _have_standard_descriptors()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(

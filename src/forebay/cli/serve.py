@@ -72,7 +72,8 @@ def command(
     Exits with 0 after a drain, 78 for a configuration that cannot be used, 71 where an address is taken, 69 where
     another Forebay uses the same state directory.
     """
-    _have_standard_descriptors()
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - as long as the process lives
     logging.basicConfig(level=logging.INFO, format="forebay: %(message)s", stream=sys.stderr)
 
     if launch and (config is None or engine is not None):
@@ -143,17 +144,6 @@ def _raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _have_standard_descriptors() -> None:
-    """A socket must not become number 0, 1 or 2 because the parent had closed it: log lines would go there."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - as long as the process lives
 
 
 def _load(path: Path) -> Config:
