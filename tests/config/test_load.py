@@ -187,8 +187,8 @@ BAD = [
         "  - {name: b, url: http://h, api_key: 'two words'}\ncallers:\n  keys:\n    - sk-in-the-wrong-place\n"
         "    - {name: b, key: sk-too-short}\n",
         ["1: database: not text; put it in quotes if it is meant as text (found a value that is not shown; "
-         "allowed SQLAlchemy URL, such as postgresql://user:password@host/name (needs forebay[postgres]); write ${VAR}. "
-         "Empty: SQLite in state_dir)",
+         "allowed SQLAlchemy URL, such as postgresql://user:password@host/name (needs forebay[postgres]); "
+         "write ${VAR}. Empty: SQLite in state_dir)",
          "3: engines[0].api_key: not text; put it in quotes if it is meant as text "
          "(found a value that is not shown; allowed text of 1 to 4,096 characters)",
          "4: engines[1].api_key: an api_key is printable ASCII without spaces or line ends "
