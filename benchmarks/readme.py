@@ -33,10 +33,15 @@ def cells(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def filled(text: str, values: list[str]) -> str:
-    """`text` with the second cell of each row that ends in a `make` command replaced. Raises ValueError where their
-    number is not that of `values`."""
+    """`text` with the second cell of each row that ends in a `make` command replaced, in the first table that has such.
+    Raises ValueError where their number is not that of `values`."""
     lines = text.split("\n")
-    rows = [i for i, line in enumerate(lines) if line.startswith("| ") and line.endswith("` |") and "| `make " in line]
+    rows: list[int] = []
+    for i, line in enumerate(lines):
+        if line.startswith("| ") and line.endswith("` |") and "| `make " in line:
+            if rows and i > rows[-1] + 1:
+                break
+            rows.append(i)
     if len(rows) != len(values):
         raise ValueError(f"the table has {len(rows)} rows, not {len(values)}")
     for i, value in zip(rows, values, strict=True):
