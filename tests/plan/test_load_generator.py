@@ -121,6 +121,7 @@ def test_uniform_arrivals_leave_at_their_times_whatever_becomes_of_them() -> Non
     result = against_script(Plan("m", rate=100, arrivals="uniform", requests=50, timeout=1.5), note)
     assert (result.sent, result.errors) == (50, {"timeout": 50})
     assert result.peak_in_flight == 50, "no arrival waited for an answer"
+    assert min(result.timeline.at(at).in_flight for at in (0.3, 0.55, 0.8, 1.05, 1.3)) > 0, "looked at or not"
     assert times[-1] - times[0] == pytest.approx(0.49, abs=0.25)
 
 

@@ -61,7 +61,7 @@ def _header(title: str, runs: list[dict[str, Any]]) -> str:
         run["shape"],
         f"{run['sent']:,} requests in {run['seconds']:,.1f} s",
         f"SLO: {run['goodput']['slo']}",
-        run["started"].replace("+00:00", " UTC").replace("T", " "),
+        run["started"].replace("T", " ").replace("+00:00", " UTC"),
         f"forebay {run['forebay']}",
     ]
     chips = "".join(f"<li>{_text(fact)}</li>" for fact in facts)
@@ -137,7 +137,7 @@ def _others(run: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(
             (
                 "goodput",
-                f"{good['per_s']:,.2f}/s; {good['share']:.2%} (95 %: {low:.2%} to {high:.2%}) within {good['slo']}",
+                f"{good['per_s']:,.2f}/s; {good['share']:.2%} (95 %: {low:.2%} to {high:.2%}), SLO: {good['slo']}",
             )
         )
     found += [(f"failed: {kind}", f"{n:,}") for kind, n in run["errors"].items()]

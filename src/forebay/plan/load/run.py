@@ -271,6 +271,8 @@ class Load:
         shot = Sent(self, ticket, now)
         self._active.add(shot)
         self.result.peak_in_flight = max(self.result.peak_in_flight, len(self._active))
+        where = self._where(now - self._began)
+        where.in_flight = max(where.in_flight, len(self._active))
         ask, callers = ticket.ask, self._callers
         key = self._key if callers is None else callers.key(ask.tenant)
         more = () if callers is None else callers.headers(ask.cls)
@@ -431,10 +433,12 @@ class Load:
         for shot in [s for s in self._active if now - s.began > self.plan.timeout]:
             shot.fail("timeout")
         result = self.result
-        result.seconds = now - self._began
+        before, result.seconds = result.seconds, now - self._began
         if not self._done.is_set():
-            where = self._where(result.seconds)
-            where.in_flight = max(where.in_flight, len(self._active))
+            while before < result.seconds:  # a look comes less often than a slice is long
+                before = min(before + self._width, result.seconds)
+                where = self._where(before)
+                where.in_flight = max(where.in_flight, len(self._active))
         if self._on_progress is not None:
             self._on_progress(self)
         if self._hopeless is not None and not self._done.is_set() and (why := self._hopeless(self)):
