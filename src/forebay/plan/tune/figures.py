@@ -73,9 +73,11 @@ def _frontier(document: Mapping[str, Any]) -> list[Figure]:
                     "marker": {"color": PALETTE[tint], "size": 14, "symbol": symbol},
                 }
             )  # fmt: skip
+        y: dict[str, Any] = {"title": {"text": note}}
+        y |= {"type": "log"} if which == 2 else {"rangemode": "tozero"}  # one at a time costs a thousand times as much
         layout = {
             "xaxis": _seconds(f"{metric}, P95"),
-            "yaxis": {"title": {"text": note}, "rangemode": "tozero"},
+            "yaxis": y,
             "height": 420,
         }
         text = (
