@@ -247,8 +247,17 @@ def test_a_trace_is_replayed_with_its_tenants_keys(url: str, tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (2, f"forebay bench: {keys} has no key for the tenant 'b'\n")
 
 
-def test_lengths_are_fitted_to_the_server_s_count(engine_url: str) -> None:
-    arguments = ("--requests", "4", "--prompt-tokens", "500", "--max-tokens", "2", "--fit-lengths", "--warmup", "3")
+@pytest.mark.parametrize(
+    "load",
+    [
+        ("--requests", "4", "--prompt-tokens", "500", "--max-tokens", "2"),
+        ("--rate", "50", "--requests", "4", "--prompt-tokens", "500", "--max-tokens", "2"),
+        ("--workload", "poisson:rate=50,requests=4,prompt=500,output=2"),
+    ],
+    ids=["closed loop", "open loop", "workload"],
+)
+def test_lengths_are_fitted_to_the_server_s_count(engine_url: str, load: tuple[str, ...]) -> None:
+    arguments = (*load, "--fit-lengths", "--warmup", "3")
     found = json.loads(bench(engine_url, *arguments, "--format", "json").stdout)
     assert found["prompt_tokens"] / 4 == pytest.approx(500, rel=0.03)
     assert found["sent"] == 4, "warm-up and counting are not part of it"

@@ -42,7 +42,7 @@ def test_the_same_requests_are_sent_and_both_are_put_side_by_side() -> None:
     for name in ("ttft_p50_s", "tpot_p50_s", "e2e_p95_s", "output_tokens_per_s"):
         row = rows[name]
         assert row["predicted"] > 0
-        assert row["off"] == pytest.approx(row["predicted"] / row["measured"] - 1, rel=1e-3)
+        assert row["off"] == pytest.approx(row["predicted"] / row["measured"] - 1, rel=1e-3, abs=1e-3)  # near 0
     # a step cannot be quicker than it is modelled, whatever else the machine does
     assert rows["tpot_p50_s"]["measured"] > 0.9 * rows["tpot_p50_s"]["predicted"]
 

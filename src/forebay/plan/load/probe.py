@@ -18,10 +18,12 @@ OTHER_SEED = 1_000_003
 
 
 def _plain(plan: Plan) -> Plan:
-    """The plan as a closed loop of made-up prompts."""
+    """The plan as one request of a made-up prompt."""
     return replace(
         plan,
         rate=None,
+        concurrency=1,
+        requests=1,
         speed=1.0,
         seconds=None,
         workload=None,
@@ -49,8 +51,6 @@ async def tokens_of_words(target: Target, plan: Plan, callers: Callers) -> tuple
     for words in (FEW, MANY):
         one = replace(
             _plain(plan),
-            concurrency=1,
-            requests=1,
             prompt_tokens=words,
             max_tokens=1,
             words=(1.0, 0.0),
