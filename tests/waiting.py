@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,3 +27,24 @@ def read_until(sock: socket.socket, mark: bytes, data: bytes = b"") -> bytes:
     while mark not in data and (more := sock.recv(65_536)):
         data += more
     return data
+
+
+def unread(port: int) -> int:
+    """Bytes that have come over connections to `port` and were not read."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return max((int(r[4].partition(":")[2], 16) for r in rows if r[2].endswith(f":{port:04X}")), default=0)
+
+
+def until_nobody_reads_from(port: int, within: float = 60.0, looks: int = 100) -> None:
+    """Bytes have come from `port`, are not read, and no more come: the receive window is full, whatever its size
+    (a kernel may let a socket hold 40 kB or several MB)."""
+    last, same = 0, 0
+
+    def still() -> bool:
+        nonlocal last, same
+        now = unread(port)
+        same = same + 1 if now and now == last else 0
+        last = now
+        return same >= looks
+
+    eventually(still, within)

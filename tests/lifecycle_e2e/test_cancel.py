@@ -6,14 +6,13 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from campaigns import cancel
 from stack import Engine, Forebay, chat, config_of, connect, folder, half_close, raw_request, read_all, reset
-from waiting import eventually, read_until
+from waiting import eventually, read_until, until_nobody_reads_from
 
 WAYS: dict[str, Callable[[socket.socket], None]] = {
     "close": socket.socket.close,
@@ -21,12 +20,6 @@ WAYS: dict[str, Callable[[socket.socket], None]] = {
     "half-close": half_close,
 }
 every_way = pytest.mark.parametrize("way", WAYS)
-
-
-def unread(port: int) -> int:
-    """Bytes that have come over connections to `port` and were not read."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return max((int(r[4].partition(":")[2], 16) for r in rows if r[2].endswith(f":{port:04X}")), default=0)
 
 
 class House:
@@ -154,7 +147,7 @@ def test_a_client_that_reads_nothing_of_a_long_stream(house: House, way: str) ->
     sock.connect(("127.0.0.1", house.forebay.port))
     body = chat(50_000, model="fast", n=4, logprobs=True, top_logprobs=20)
     sock.sendall(raw_request(body, request_id=name))
-    eventually(lambda: unread(house.fast.port) > 100_000, 30)
+    until_nobody_reads_from(house.fast.port)
     house.left(sock, way, house.fast, name, within=5.0)  # this engine itself is busy
 
 

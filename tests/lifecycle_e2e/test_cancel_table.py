@@ -15,7 +15,7 @@ import pytest
 
 from campaigns import cancel
 from stack import Engine, Forebay, config_of, connect, folder, half_close, raw_request, read_all, reset
-from waiting import eventually, read_until
+from waiting import eventually, read_until, until_nobody_reads_from
 
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Tell me about the river."}]}),
@@ -169,12 +169,6 @@ def models_of(*names: str) -> tuple[str, ...]:
     return tuple(itertools.chain.from_iterable(("--model", name) for name in names))
 
 
-def unread(port: int) -> int:
-    """Bytes that have come over connections to `port` and were not read."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return max((int(r[4].partition(":")[2], 16) for r in rows if r[2].endswith(f":{port:04X}")), default=0)
-
-
 def reach(house: House, case: Case, name: str, model: str, engine: Engine) -> socket.socket:
     """Send it, and wait until it is where it shall be."""
     more: dict[str, Any] = {}
@@ -194,7 +188,7 @@ def reach(house: House, case: Case, name: str, model: str, engine: Engine) -> so
         case "generating":
             eventually(lambda: engine.books()["running"] and (engine.record(name) or {}).get("tokens"))
         case "paused":
-            eventually(lambda: unread(engine.port) > 100_000, 30)
+            until_nobody_reads_from(engine.port)
         case _:
             eventually(lambda: engine.record(name))
     return sock
