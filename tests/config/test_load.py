@@ -80,11 +80,11 @@ BAD = [
     Bad("unknown keys", "listners: []\nengines:\n  - name: a\n    url: http://h\n    apikey: sk-secret\nzzz: 1\n",
         ["1: listners: unknown key; did you mean listeners? (allowed listeners, admin, state_dir, database, engines, "
          "engines_file, health, models, callers, limits, timeouts, retries, cors, logging, metrics, admission, "
-         "placement, disaggregation, ledger, quotas, alerts)",
+         "placement, disaggregation, cache, ledger, quotas, alerts)",
          f"5: engines[0].apikey: unknown key; did you mean api_key? (allowed {ENGINE})",
          "6: zzz: unknown key (allowed listeners, admin, state_dir, database, engines, "
          "engines_file, health, models, callers, limits, timeouts, retries, cors, logging, metrics, admission, "
-         "placement, disaggregation, ledger, quotas, alerts)"]),
+         "placement, disaggregation, cache, ledger, quotas, alerts)"]),
     Bad("missing", "engines:\n  - kind: vllm\n",
         [f"2: engines[0].name: missing (allowed {NAME})",
          "2: engines[0].url: missing "

@@ -28,6 +28,8 @@ ENV = {
     "OPS_SECRET": "0123456789abcdefghij",
     "FEISHU_HOOK": "https://robots.example/hook/1",
     "FEISHU_SECRET": "sesame",
+    "REDIS_URL": "redis://127.0.0.1/0",
+    "EMBEDDINGS_KEY": "sk-z",
 }
 
 
@@ -93,7 +95,7 @@ def used(value: Any, path: str = "") -> Iterator[str]:
     if isinstance(value, tuple):
         for item in value:
             yield from used(item, path)
-    elif isinstance(value, dict) and path == "models":
+    elif isinstance(value, dict) and path in ("models", "cache.models"):
         for item in value.values():
             yield from used(item, path)
     elif hasattr(value, "model_fields_set") and type(value).__name__ != "Address":

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from forebay.config.admission import Admission
 from forebay.config.alerts import Alerts
+from forebay.config.cache import Cache
 from forebay.config.disaggregation import Disaggregation
 from forebay.config.engine import VISIBLE, Engine, Role
 from forebay.config.fit import impossible
@@ -357,6 +358,8 @@ class Config(Section):
     """Which engine of a model gets a request."""
     disaggregation: Disaggregation = Disaggregation()
     """Prefill on one engine, decode on another."""
+    cache: Cache = Cache()
+    """Answers that are given again."""
     ledger: Ledger = Ledger()
     """Tokens and money."""
     quotas: tuple[Quota, ...] = ()
