@@ -28,7 +28,7 @@ class Unfit(StrEnum):
 
     UNREADABLE = "unreadable"
     ERROR = "error"
-    CUT = "cut"  # it has no finish_reason, or no [DONE]
+    CUT = "cut"  # it has no [DONE], or no finish_reason that says it is whole
     LENGTH = "length"  # by max_tokens
     FILTERED = "filtered"
     EMPTY = "empty"
@@ -137,6 +137,9 @@ def from_stream(
     events: bytes, about: About, *, usage: bytes = b"", length: bool = False, tool_calls: bool = True
 ) -> Answer | Unfit:
     """`events`: all that the client was sent, unframed of HTTP. `usage`: what an event that it was not sent said."""
+    plain = _plain(events, about, usage, length=length)
+    if plain is not None:
+        return plain
     fold = folding.Fold(1 << 40)
     kept: list[bytes] = []
     done = False
@@ -149,16 +152,17 @@ def from_stream(
                 done = True
                 break
             chunk = folding.read(data)
-            if chunk.get("error") is not None:
+            if _is_error(chunk):
                 return Unfit.ERROR
-            said = chunk.pop("usage", None)
-            if said is not None:
-                usage = msgspec.json.encode(said)
+            if chunk.get("usage") is not None:
+                usage = _encode(chunk.pop("usage"))
                 if not chunk.get("choices"):
                     continue
-                data = msgspec.json.encode(chunk)
+                event = _EVENT % _encode(chunk)
+            elif event.count(b"\n") != _LINES or b"\r" in event:
+                event = _EVENT % _encode(chunk)
             fold.add(chunk, len(data))
-            kept.append(_EVENT % data)
+            kept.append(event)
     except (folding.NotFoldable, ValueError):
         return Unfit.UNREADABLE
     if not done or not fold.finished:
@@ -167,6 +171,83 @@ def from_stream(
     return _kept(
         whole, b"".join((*kept, _DONE)), about, streamed=True, usage=usage, length=length, tool_calls=tool_calls
     )
+
+
+class _Delta(msgspec.Struct, frozen=True, gc=False):
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: None = None
+
+
+class _Choice(msgspec.Struct, frozen=True, gc=False):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True, gc=False):
+    id: str = ""
+    choices: list[_Choice] = []
+    error: None = None
+    usage: None = None
+    object: str = ""
+
+
+_chunks: Final = msgspec.json.Decoder(list[_Chunk]).decode
+_NEXT: Final = b"\n\ndata: "
+_END: Final = b"\n\n" + _DONE
+
+
+def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer | Unfit | None:
+    """As `from_stream`, of one choice that only talks, as nearly all streams are: taken apart all at once, for a
+    microsecond an event. None: it is another kind."""
+    if not events.startswith(b"data: ") or not events.endswith(_END) or b"\r" in events:
+        return None
+    if events.count(b"\n") != 2 * events.count(_NEXT) + 2:
+        return None
+    try:
+        chunks = _chunks(b"[" + events[6 : -len(_END)].replace(_NEXT, b",") + b"]")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    finish: str | None = None
+    speaks = False
+    for chunk in chunks:
+        if chunk.object == "error":
+            return Unfit.ERROR
+        for choice in chunk.choices:
+            delta = choice.delta
+            if choice.index or (delta is not None and delta.tool_calls):
+                return None
+            if choice.finish_reason is not None:
+                finish = choice.finish_reason
+            if not speaks:
+                speaks = bool(choice.text or (delta is not None and (delta.content or delta.refusal)))
+    first = chunks[0] if chunks else _Chunk()
+    unfit = _fault_of({"finish_reason": finish, "text": speaks}, [], length=length)
+    if unfit is not None:
+        return unfit
+    return Answer(
+        **_told(about),
+        chat=first.object != "text_completion",
+        streamed=True,
+        finish_reason=finish or "",
+        calls=False,
+        answer_id=first.id,
+        body=events,
+        usage=usage,
+    )
+
+
+_LINES: Final = 2
+"""Of an event as nearly all write it."""
+_WHOLE: Final = frozenset({"stop", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "end_turn"})
+_CALLED: Final = frozenset({"tool_calls", "function_call"})
+
+
+def _is_error(found: dict[str, Any]) -> bool:
+    return found.get("error") is not None or found.get("object") == "error"
 
 
 def _kept(
@@ -179,45 +260,78 @@ def _kept(
     length: bool,
     tool_calls: bool,
 ) -> Answer | Unfit:
-    if whole.get("error") is not None:
+    if _is_error(whole):
         return Unfit.ERROR
     choices = whole.get("choices")
     if type(choices) is not list or not choices:
         return Unfit.EMPTY
     calls = False
     for choice in choices:
-        message = choice.get("message") or {}
-        match choice.get("finish_reason"):
-            case None:
-                return Unfit.CUT
-            case "length" if not length:
-                return Unfit.LENGTH
-            case "content_filter":
-                return Unfit.FILTERED
-        for call in message.get("tool_calls") or ():
-            calls = True
-            try:
-                msgspec.json.decode((call.get("function") or {}).get("arguments") or "{}")
-            except msgspec.MsgspecError:
-                return Unfit.TOOL_CALL
-        if not (message.get("content") or message.get("tool_calls") or message.get("refusal") or choice.get("text")):
-            return Unfit.EMPTY
+        if type(choice) is not dict or type(choice.get("message") or {}) is not dict:
+            return Unfit.UNREADABLE
+        called = _called(choice.get("message"))
+        unfit = _fault_of(choice, called, length=length)
+        if unfit is not None:
+            return unfit
+        calls = calls or bool(called)
     if calls and not tool_calls:
         return Unfit.TOOL_CALL
     said = whole.get("usage")
     if said is not None:
-        usage = msgspec.json.encode(said)
-    fields = {name: getattr(about, name) for name in About.__struct_fields__}
+        usage = _encode(said)
     return Answer(
-        **fields,
+        **_told(about),
         chat=whole.get("object") != "text_completion",
         streamed=streamed,
-        finish_reason=str(choices[0]["finish_reason"]),
+        finish_reason=choices[0]["finish_reason"],
         calls=calls,
         answer_id=str(whole.get("id") or ""),
         body=body,
         usage=usage,
     )
+
+
+def _told(about: About) -> dict[str, Any]:
+    return {name: getattr(about, name) for name in About.__struct_fields__}
+
+
+def _called(message: dict[str, Any] | None) -> list[Any]:
+    """The functions that it calls, each with its arguments."""
+    if not message:
+        return []
+    calls = message.get("tool_calls") or ()
+    found = [call.get("function") or call.get("custom") if type(call) is dict else None for call in calls]
+    return [*found, message["function_call"]] if message.get("function_call") else found
+
+
+def _fault_of(choice: dict[str, Any], called: list[Any], *, length: bool) -> Unfit | None:
+    finish = choice.get("finish_reason")
+    if finish == "content_filter":
+        return Unfit.FILTERED
+    if finish == "length":
+        if not length:
+            return Unfit.LENGTH
+    elif finish not in _WHOLE:
+        return Unfit.CUT
+    if finish in _CALLED and not called:
+        return Unfit.TOOL_CALL
+    for function in called:
+        if type(function) is not dict or not _is_json(function):
+            return Unfit.TOOL_CALL
+    message = choice.get("message") or {}
+    if not (called or message.get("content") or message.get("refusal") or choice.get("text")):
+        return Unfit.EMPTY
+    return None
+
+
+def _is_json(function: dict[str, Any]) -> bool:
+    if "input" in function:  # of a custom tool: any text
+        return True
+    try:
+        msgspec.json.decode(function.get("arguments") or "{}")
+    except (msgspec.MsgspecError, TypeError, RecursionError):
+        return False
+    return True
 
 
 def as_json(answer: Answer, answer_id: str) -> bytes:
@@ -231,8 +345,8 @@ def as_stream(answer: Answer, answer_id: str, include_usage: bool) -> bytes:
     events = _renamed(answer, answer_id)
     if not include_usage or not answer.usage:
         return events
-    end = events.rindex(b"data:")
-    return events[:end] + _usage_event(events, answer.usage) + events[end:]
+    said = events[: -len(_DONE)]
+    return said + _usage_event(said, answer.usage) + _DONE
 
 
 def as_events(answer: Answer, answer_id: str, include_usage: bool) -> list[bytes]:
@@ -260,7 +374,7 @@ def _folded(answer: Answer) -> bytes:
 
 def _usage_event(events: bytes, usage: bytes) -> bytes:
     """Like the other events of these."""
-    first = sse.data_of(events[: events.index(b"\n\n") + 2]) or b"{}"
+    first = events[events.index(b"{") : events.index(b"\n")]
     return _EVENT % openai.rewritten(first, {"choices": b"[]", "usage": usage}, {})
 
 
@@ -324,10 +438,19 @@ def _pieces(text: str) -> list[str]:
 
 def _renamed(answer: Answer, answer_id: str) -> bytes:
     """JSON strings cannot contain the pattern: their quotes are escaped."""
+    if not answer.answer_id:
+        return answer.body
     old, new = _encode(answer.answer_id), _encode(answer_id)
     return answer.body.replace(b'"id":' + old, b'"id":' + new).replace(b'"id": ' + old, b'"id": ' + new)
 
 
 def text_of(answer: Answer) -> str:
-    """What it says, for comparing."""
-    return openai.text_of_answer(turned(answer, streamed=False).body)
+    """What it says and calls, its reasoning left out, for comparing."""
+    texts: list[str] = []
+    for choice in folding.read(turned(answer, streamed=False).body)["choices"]:
+        message = choice.get("message") or {}
+        parts = (choice.get("text"), message.get("content"), message.get("refusal"))
+        texts += [part for part in parts if type(part) is str and part]
+        for function in _called(message):
+            texts.append(f"{function.get('name')}({function.get('arguments') or function.get('input') or ''})")
+    return "\n".join(texts)

@@ -11,9 +11,11 @@ BLAKE2b of 128 bits, not a faster hash: who could make two requests that look al
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
-from math import inf
+from math import inf, isfinite
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -24,6 +26,12 @@ from forebay.config.cache import Cache, CachedModel, Share
 
 WISH: Final = b"x-forebay-cache"
 KNOWLEDGE: Final = b"x-forebay-knowledge"
+TAGS: Final = b"x-forebay-cache-tags"
+SOURCES: Final = b"x-forebay-cache-sources"
+MOST_LABELS: Final = 16
+_LABEL: Final = re.compile(r"[A-Za-z0-9_.:/@+-]{1,128}")
+FORM: Final = "1"
+"""Of keys: where what they hold or leave out changes, this does, so that hosts of two versions share nothing wrong."""
 _SIZE: Final = 16
 _ORDINARY: Final = CachedModel()
 _LEAVES_IT: Final = (
@@ -89,7 +97,7 @@ class Facts:
         self.off = "" if own.enabled else "model"
         self.semantic = rules.semantic.enabled and own.semantic
         self.by_end_user = rules.share is Share.END_USER
-        parts = (*tenant, "", model, target, rules.version, own.version, locale, knowledge)
+        parts = (FORM, tenant, model, target, rules.version, own.version, locale, knowledge)
         self.hash = hashlib.blake2b(msgspec.json.encode(parts), digest_size=_SIZE)
 
     def __repr__(self) -> str:
@@ -108,7 +116,8 @@ class Asked(NamedTuple):
 
 class Bypassed(NamedTuple):
     why: str
-    """tools, attachment, temperature, time, personal, logprobs, end_user, model, …"""
+    """attachment, audio, chance, end_user, large, logprobs, model, personal, place, search, temperature, time, tools,
+    unreadable."""
 
 
 def wish_of(fields: Mapping[bytes, bytes]) -> Wish:
@@ -147,7 +156,7 @@ def _controlled(control: bytes) -> Wish:
         elif name == b"only-if-cached":
             found = found._replace(only=True)
         elif name == b"max-age" and value.isdigit():
-            found = found._replace(most_age=float(value[:12]))
+            found = found._replace(most_age=float(value[:12]), looks=found.looks and value.strip(b"0") != b"")
     return found
 
 
@@ -160,20 +169,31 @@ def _shared_by(share: Share, account: tuple[str, str, str, str, str, str]) -> tu
     own = tuple(names[:depth])
     if depth > len(names) or not own[-1]:
         own = (*names, key)
-    return own, tuple(name or "-" for name in own)
+    return own, tuple(quote(name, safe=_PLAIN) if name else "-" for name in own)
 
 
+_PLAIN: Final = "._:@+-"
 _DEPTHS: Final = {Share.ORGANISATION: 1, Share.DEPARTMENT: 2, Share.PROJECT: 3, Share.USER: 4}
 
 
 def _number(text: str) -> int | float:
     value = float(text)
-    return int(value) if value.is_integer() else value
+    if value.is_integer():
+        return int(value)
+    if not isfinite(value):
+        raise ValueError(text)  # JSON has no other word for it than null
+    return value
 
 
+MOST_BYTES: Final = 1 << 20
+"""Of a request that is looked for: a larger one would hold up the event loop for milliseconds."""
+_CLOSE_LOOK: Final = 1 << 14
+"""Bytes up to which 1 and 1.0 are the same: a reading of numbers one by one."""
 _decode: Final = msgspec.json.Decoder(dict[str, Any], float_hook=_number).decode
+_decode_large: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
-_NO_FIELD: Final = object()
+_UNREADABLE: Final = Bypassed("unreadable")
+_FAILURES: Final = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 
 
 def read(body: ChatBody | CompletionBody, payload: bytes, facts: Facts, rules: Cache) -> Asked | Bypassed:
@@ -182,77 +202,148 @@ def read(body: ChatBody | CompletionBody, payload: bytes, facts: Facts, rules: C
         return Bypassed(facts.off)
     if facts.by_end_user and not body.end_user:
         return Bypassed("end_user")
+    size = len(payload)
+    if size > MOST_BYTES:
+        return Bypassed("large")
     try:
-        fields = _decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
-        return Bypassed("unreadable")
-    for name in _LEAVES_IT:
-        fields.pop(name, None)
-    for name in [name for name, value in fields.items() if value is None]:
-        del fields[name]
-    temperature = fields.get("temperature", 1)
-    if type(temperature) not in (int, float) or temperature > rules.max_temperature:
-        return Bypassed("temperature")
-    if fields.get("logprobs") not in (None, False) or "prompt_logprobs" in fields:
-        return Bypassed("logprobs")
-    question: str | None = None
-    why = "" if facts.semantic else "semantic"
-    if isinstance(body, ChatBody):
-        messages = fields.get("messages")
-        if type(messages) is not list:
-            return Bypassed("unreadable")
-        refused = _conversation(messages)
-        if refused:
-            return Bypassed(refused)
-        question = _take_question(messages)
-        if question is None:
-            why = why or "last_turn"
-        elif not question.strip():
-            why = why or "empty"
-        if question:
-            found = intent.of(question)
-            if found and not (found == intent.PERSONAL and rules.personal):
-                return Bypassed(found)
-        if fields.get("n", 1) != 1:
-            why = why or "n"
-    else:
-        why = why or "completion"
-    state = facts.hash.copy()
-    if facts.by_end_user:
-        state.update(msgspec.json.encode(body.end_user))
-    try:
+        fields = _decode(payload) if size <= _CLOSE_LOOK else _decode_large(payload)
+        for name in _LEAVES_IT:
+            if name in fields:
+                del fields[name]
+        if None in fields.values():
+            fields = {name: value for name, value in fields.items() if value is not None}
+        why = _uncached(fields, rules)
+        if why:
+            return Bypassed(why)
+        why = "" if facts.semantic else "semantic"
+        question: str | None = None
+        if type(body) is ChatBody:
+            found = _conversation(fields.get("messages"), rules)
+            if isinstance(found, Bypassed):
+                return found
+            question = found
+            why = why or _not_compared(question, fields)
+        else:
+            why = why or "completion"
+        state = facts.hash.copy()
+        if facts.by_end_user:
+            state.update(msgspec.json.encode(body.end_user))
         state.update(_encode(fields))
-    except (OverflowError, RecursionError):
-        return Bypassed("unreadable")
-    scope = b"" if why else state.digest()
-    state.update(b"\0w" if question is None else b"\0q" + question.encode("utf-8", "surrogatepass"))
+        scope = b"" if why else state.digest()
+        state.update(b"\0" if question is None else b"\1" + question.encode())
+    except _FAILURES:
+        return _UNREADABLE
     return Asked(state.digest(), scope, question or "", why)
 
 
-def _conversation(messages: list[Any]) -> str:
-    """Why it is not looked for, or ""."""
-    for message in messages:
-        if type(message) is not dict:
-            return "unreadable"
-        if message.get("role") in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
-            return "tools"
-        content = message.get("content")
-        if type(content) is list and any(type(p) is not dict or p.get("type") != "text" for p in content):
-            return "attachment"
+def _uncached(fields: dict[str, Any], rules: Cache) -> str:
+    """Why, by its settings, it is not looked for; or ""."""
+    temperature = fields.get("temperature", 1)
+    if type(temperature) not in (int, float) or temperature > rules.max_temperature:
+        return "temperature"
+    if not _RARE.isdisjoint(fields):
+        if fields.get("logprobs", False) is not False or "prompt_logprobs" in fields:
+            return "logprobs"
+        if any(fields.get(name) for name in _LOOKS_UP):
+            return "search"
+        if fields.get("audio") or "audio" in (fields.get("modalities") or ()):
+            return "audio"
+        for tool in fields.get("tools") or ():
+            if type(tool) is not dict or tool.get("type", "function") not in ("function", "custom"):
+                return "search"
     return ""
 
 
-def _take_question(messages: list[Any]) -> str | None:
-    """The last user turn's text, with null left in its place; None: the last turn is no user's, or has no text."""
-    last = messages[-1] if messages else None
-    if not last or last.get("role") != "user":
-        return None
-    content = last.get("content")
+_LOOKS_UP: Final = ("web_search_options", "enable_search", "search_parameters", "search_options", "plugins")
+"""Of several vendors: the answer rests on what a search finds now."""
+_RARE: Final = frozenset((*_LOOKS_UP, "logprobs", "prompt_logprobs", "audio", "modalities", "tools"))
+_OF_TOOLS: Final = frozenset({"tool_calls", "tool_call_id", "function_call"})
+_TEXTS: Final = frozenset({"text", "refusal"})
+
+
+def _conversation(messages: Any, rules: Cache) -> str | Bypassed | None:
+    """The last user turn's text, with null left in its place; None: the last turn is no user's, or has none."""
+    if type(messages) is not list:
+        return _UNREADABLE
+    for message in messages:
+        if type(message) is not dict:
+            return _UNREADABLE
+        if not _OF_TOOLS.isdisjoint(message) and any(map(message.get, _OF_TOOLS)):
+            return Bypassed("tools")
+        content = message.get("content")
+        if type(content) is list:
+            for part in content:
+                if type(part) is not dict:
+                    return _UNREADABLE
+                if part.get("type") not in _TEXTS:
+                    return Bypassed("attachment")
+    last = messages[-1] if messages else {}
+    if last.get("role") in ("tool", "function"):
+        return Bypassed("tools")
+    turns = 0
+    for message in reversed(messages):
+        if message.get("role") == "user":
+            text = _text_of(message)
+            why = intent.of(text) if text else ""
+            if why and not (why == intent.PERSONAL and rules.personal):
+                return Bypassed(why)
+            turns += 1
+            if turns == _TURNS:
+                break
+    question: str | None = None
+    if last.get("role") == "user":
+        content = last.get("content")
+        if type(content) is str:
+            question, last["content"] = content, None
+        elif type(content) is list and content and type(content[-1].get("text")) is str:
+            question, content[-1]["text"] = content[-1]["text"], None
+    return question
+
+
+_TURNS: Final = 2
+"""Of the user that are looked at for what depends on time or asker: "and in Paris?" goes on from the one before."""
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message.get("content")
     if type(content) is str:
-        last["content"] = None
         return content
-    if type(content) is list and content and type(content[-1].get("text")) is str:
-        text: str = content[-1]["text"]
-        content[-1]["text"] = None
-        return text
-    return None
+    if type(content) is list:
+        return "\n".join([part["text"] for part in content if type(part.get("text")) is str])
+    return ""
+
+
+def _not_compared(question: str | None, fields: dict[str, Any]) -> str:
+    """Why its meaning is not compared, or ""."""
+    if question is None:
+        return "last_turn"
+    if not question or question.isspace():
+        return "empty"
+    return "n" if fields.get("n", 1) != 1 else ""
+
+
+def labels_of(fields: Mapping[bytes, bytes]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(tags, ids of sources) of X-Forebay-Cache-Tags and X-Forebay-Cache-Sources, by which its answer can be purged.
+    Raises Refusal."""
+    tags, sources = fields.get(TAGS), fields.get(SOURCES)
+    if tags is None and sources is None:
+        return (), ()
+    return _listed(TAGS, tags), _listed(SOURCES, sources)
+
+
+def _listed(header: bytes, value: bytes | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    found = tuple(dict.fromkeys(filter(None, (part.strip() for part in value.decode("latin-1").split(",")))))
+    wrong = next((part for part in found if not _LABEL.fullmatch(part)), None)
+    if wrong is None and len(found) <= MOST_LABELS:
+        return found
+    name = header.decode()
+    raise errors.bad_request(
+        f"{name} has more than {MOST_LABELS} names."
+        if wrong is None
+        else f"{name} is a list of names, each of at most 128 letters, digits and signs of _.:/@+-, separated by "
+        f"commas; '{errors.shown(wrong)}' is none.",
+        param=name,
+        code="wrong_type",
+    )
