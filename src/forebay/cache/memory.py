@@ -71,16 +71,15 @@ class Answers:
         if answer.streamed == streamed:
             return answer
         other = self._policy.get(exact + _OTHER)
-        if other is None or other.id != answer.id:
+        if other is None or other.created != answer.created:
             other = turned(answer, streamed=streamed)
-            if exact in self._known:
+            if self._known.get(exact) is answer:
                 self._set(exact + _OTHER, other, now)
         return other
 
     def put(self, exact: bytes, answer: Answer, now: float) -> None:
         """In place of what there is."""
-        if exact in self._known:
-            self.drop_key(exact)
+        self.drop_key(exact)
         if answer.usable(now):
             self._entries[answer.id] = exact
             self._set(exact, answer, now)
