@@ -261,7 +261,7 @@ def test_what_is_asked_wrongly_or_cannot_be_answered_says_why(
     helper = FakeHelper(state_dir)
     try:
         for answer, status, said in (
-            (Failed(1, "questions are not compared here"), 409, "questions are not compared here."),
+            (Failed(1, "questions are not compared here"), 409, "could not be done: questions are not compared here."),
             (Seen(1, b"{}"), 503, "answered Seen: are two versions running?"),
             (b"\xc1", 503, "gave an answer that is none"),
             (None, 503, "is not there"),

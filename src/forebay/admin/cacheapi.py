@@ -24,7 +24,6 @@ from forebay.admin.keys import Keys
 from forebay.admin.public import Endpoint, explained, json_object
 from forebay.admin.view import GatewayState
 from forebay.cache.messages import Answered, Failed, Look, Purge, Purged, Said, Seen, cache_socket
-from forebay.config.cache import Cache
 from forebay.errors import Outcome, Refusal
 from forebay.state.messages import FamilySnapshot
 
@@ -110,32 +109,31 @@ class CacheAdmin:
 
     async def _ask(self, message: Said, wanted: type[M]) -> M:
         """Raises Refusal."""
-        why = _nobody(self._state.config.cache)
-        if why:
-            raise Refusal(409, "cache_not_helped", why, outcome=Outcome.BAD_REQUEST)
+        cache = self._state.config.cache
+        if not cache.enabled:
+            raise Refusal(
+                409, "cache_off", "No answers are cached: cache.enabled is false.", outcome=Outcome.BAD_REQUEST
+            )
+        if not cache.helped:
+            raise Refusal(
+                409,
+                "cache_not_helped",
+                "These answers are in the workers' memory alone, for cache.disk_bytes is 0 and neither cache.redis nor "
+                "cache.semantic is set. A new cache.version and a reload (SIGHUP) let all of them go unused.",
+                outcome=Outcome.BAD_REQUEST,
+            )
         try:
             answer = await ask_helper(cache_socket(self._state.config.state_dir), message)
         except HelperAway as e:
             raise _unavailable(str(e)) from e
         if isinstance(answer, Failed):
-            raise Refusal(409, "cache_failed", f"{answer.why}.", outcome=Outcome.INTERNAL)
+            why = answer.why
+            raise Refusal(409, "cache_failed", f"It could not be done: {why}.", outcome=Outcome.INTERNAL)
         if not isinstance(answer, wanted):
             raise _unavailable(
                 f"the cache's helper process answered {type(answer).__name__}: are two versions running?"
             )
         return answer
-
-
-def _nobody(cache: Cache) -> str:
-    """Why there is no helper process to ask, and what to do instead; "" where there should be one."""
-    if not cache.enabled:
-        return "No answers are cached: cache.enabled is false."
-    if not cache.helped:
-        return (
-            "These answers are in the workers' memory alone, for cache.disk_bytes is 0 and neither cache.redis nor "
-            "cache.semantic is set. A new cache.version and a reload (SIGHUP) let all of them go unused."
-        )
-    return ""
 
 
 def _unavailable(why: str) -> Refusal:
