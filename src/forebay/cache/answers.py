@@ -21,6 +21,8 @@ from forebay.wire import sse
 DONE: Final = b"[DONE]"
 _DONE: Final = b"data: [DONE]\n\n"
 _EVENT: Final = b"data: %b\n\n"
+_AROUND: Final = 1_400
+"""Bytes an answer takes in memory beside its texts, measured, a worker's books on it included."""
 
 
 class Unfit(StrEnum):
@@ -97,7 +99,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a1", gc=False):
     @property
     def size(self) -> int:
         """Bytes it takes in memory, about."""
-        return 900 + len(self.body) + 2 * len(self.question) + len(self.price) + len(self.usage)
+        return _AROUND + len(self.body) + 2 * len(self.question) + len(self.price) + len(self.usage)
 
     def fresh(self, now: float) -> bool:
         return now < self.created + self.ttl
@@ -213,9 +215,12 @@ def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer
         return None
     finish: str | None = None
     speaks = False
+    first = chunks[0] if chunks else _Chunk()
     for chunk in chunks:
         if chunk.object == "error":
             return Unfit.ERROR
+        if chunk.id != first.id or chunk.object != first.object:
+            return None
         for choice in chunk.choices:
             delta = choice.delta
             if choice.index or (delta is not None and delta.tool_calls):
@@ -224,7 +229,6 @@ def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer
                 finish = choice.finish_reason
             if not speaks:
                 speaks = bool(choice.text or (delta is not None and (delta.content or delta.refusal)))
-    first = chunks[0] if chunks else _Chunk()
     unfit = _fault_of({"finish_reason": finish, "text": speaks}, [], length=length)
     if unfit is not None:
         return unfit
