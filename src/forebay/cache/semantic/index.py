@@ -97,7 +97,7 @@ class Index(Protocol):
 
     def __len__(self) -> int: ...
 
-    def bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """What it takes of memory (in this process) or of the server, about."""
         ...
 
