@@ -23,8 +23,8 @@ __all__ = ["FaissIndex", "Opened"]
 
 _FILE = "vectors.sqlite"
 _ASIDE = _FILE + ".aside"
-_BATCH = 2_048
-"""Rows read, written or compared while the lock is held."""
+_BATCH = 256
+"""Rows that are copied, or compared with all, while the lock is held: a search waits for them, under a millisecond."""
 _ENTRY = 64
 
 
