@@ -7,12 +7,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.cache.semantic import vectors_file
 from forebay.cache.semantic.faiss_index import FaissIndex
@@ -397,3 +400,54 @@ def test_it_says_what_it_takes(make: Make) -> None:
     filled(index, questions(2_000), scope(1))
     assert 2_000 * DIMENSIONS * 2 < index.memory_bytes() - before < 2_000 * (DIMENSIONS * 2 + 500)
     assert "2,000 of 5,000 in 1 scopes" in repr(index)
+
+
+ENTRY = st.integers(0, 9)
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), ENTRY, st.integers(0, 2)),
+        st.tuples(st.sampled_from(["remove", "touch"]), ENTRY, st.just(0)),
+        st.tuples(st.sampled_from(["save", "reopen", "reopen", "clear"]), st.just(0), st.just(0)),
+        st.tuples(st.just("reopen for"), st.integers(1, 8), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@given(calls=CALLS)
+def test_any_calls_and_restarts_leave_what_a_dict_would_hold(calls: list[tuple[str, int, int]]) -> None:
+    """A dict whose order is that of use."""
+    vectors = questions(10)
+    with tempfile.TemporaryDirectory() as name:
+        folder, most = Path(name), 6
+        index = FaissIndex(folder, SPACE, most)
+        known: dict[int, int] = {}
+        for call, i, where in calls:
+            if call == "add":
+                index.add(scope(where), f"e{i}", vectors[i])
+                known.pop(i, None)
+                known[i] = where
+            elif call == "remove":
+                assert index.remove([f"e{i}"]) == (known.pop(i, None) is not None)
+            elif call == "touch":
+                index.touch([f"e{i}"])
+                if i in known:
+                    known[i] = known.pop(i)
+            elif call == "save":
+                index.save()
+            elif call == "clear":
+                assert index.clear() == len(known)
+                known.clear()
+            else:
+                most = i or most
+                index = reopened(index, folder, most)
+                assert index.opened.why == "" and not index.opened.damaged
+            for old in list(known)[: max(0, len(known) - most)]:
+                del known[old]
+            assert len(index) == len(known)
+            for n in range(3):
+                there = {near.entry: near.vector for near in index.search(scope(n), vectors[0], 100)[0]}
+                assert there.keys() == {f"e{j}" for j, home in known.items() if home == n}
+                for entry, vector in there.items():
+                    np.testing.assert_allclose(vector, vectors[int(entry[1:])], atol=1e-3)
+        index.close()

@@ -171,11 +171,9 @@ class Arena:
         vectors = self._vectors[slots].astype(np.float32)
         cosines = np.minimum(vectors @ asked, 1.0)
         order = np.argsort(-cosines, kind="stable")[:k]
-        return [
-            Near(self._entries[slots[i]], float(cosines[i]), vectors[i])
-            for i in order.tolist()
-            if cosines[i] >= at_least
-        ]
+        order = order[cosines[order] >= at_least]
+        found = zip(slots[order].tolist(), cosines[order].tolist(), vectors[order], strict=True)
+        return [Near(self._entries[slot], cosine, vector) for slot, cosine, vector in found]
 
     def _seat(self, slot: int, entry: str, scope: bytes, used: int) -> Scoped:
         home = self._scopes.get(scope)
