@@ -21,6 +21,7 @@ from forebay.cache.semantic import vectors_file
 from forebay.cache.semantic.faiss_index import FaissIndex
 from forebay.cache.semantic.index import BadVector, Index, Space
 from forebay.cache.semantic.scoped import NARROW
+from forebay.cache.semantic.vectors_file import Row
 from index_contract import DIMENSIONS, IndexContract, Make, again, exact, filled, questions, scope
 
 SPACE = Space("test", DIMENSIONS)
@@ -450,4 +451,30 @@ def test_any_calls_and_restarts_leave_what_a_dict_would_hold(calls: list[tuple[s
                 assert there.keys() == {f"e{j}" for j, home in known.items() if home == n}
                 for entry, vector in there.items():
                     np.testing.assert_allclose(vector, vectors[int(entry[1:])], atol=1e-3)
+        index.close()
+
+
+def test_those_kept_of_more_are_older_than_what_comes(folder: Path) -> None:
+    index, vectors = FaissIndex(folder, SPACE, 5_000), questions(395)
+    names = filled(index, vectors[:300], scope(1))
+    index = reopened(index, folder, most=100)
+    new = filled(index, vectors[300:], scope(2), "new")
+    assert index.missing([*names, *new]) == names[:295]
+    index.close()
+
+
+def test_an_entry_that_was_written_twice_is_what_was_used_last(folder: Path) -> None:
+    """As a crash leaves it, between the batches of a save."""
+    index, vectors = FaissIndex(folder, SPACE, 100), questions(3)
+    index.close()
+    file = vectors_file.VectorsFile(folder / "vectors.sqlite", SPACE, 2 * DIMENSIONS)
+    half = [vector.astype(np.float16).tobytes() for vector in vectors]
+    rows = [("e0", 1, 7, 0), ("e1", 1, 9, 1), ("e1", 2, 4, 2), ("e0", 2, 8, 2)]
+    file.write([Row(slot, e, scope(n), used, half[v]) for slot, (e, n, used, v) in enumerate(rows)], (), ())
+    file.close()
+    for _ in range(2):
+        index = FaissIndex(folder, SPACE, 100)
+        assert index.opened == (2, 0, None, "")
+        assert [near.entry for near in index.search(scope(1), vectors[1], 8)[0]] == ["e1"]
+        assert [near.entry for near in index.search(scope(2), vectors[2], 8)[0]] == ["e0"]
         index.close()
