@@ -458,7 +458,9 @@ def test_those_kept_of_more_are_older_than_what_comes(folder: Path) -> None:
     index, vectors = FaissIndex(folder, SPACE, 5_000), questions(395)
     names = filled(index, vectors[:300], scope(1))
     index = reopened(index, folder, most=100)
-    new = filled(index, vectors[300:], scope(2), "new")
+    new = filled(index, vectors[300:350], scope(2), "new")
+    index = reopened(index, folder, most=100)
+    new += filled(index, vectors[350:], scope(2), "newer")
     assert index.missing([*names, *new]) == names[:295]
     index.close()
 
