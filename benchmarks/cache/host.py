@@ -106,7 +106,20 @@ def helper(config: Config, core: int, log: Path, known: tuple[bytes, str, str], 
             if connected and host.find(*known)[0].similarity > 0:
                 break
             time.sleep(0.05)
+        _rests(host, end)
         yield host
+
+
+def _rests(host: Host, end: float) -> None:
+    """Wait until it has compared its index with its store."""
+    before = host.cpu()
+    while time.monotonic() < end:
+        time.sleep(1)
+        now = host.cpu()
+        if now - before < 0.05:
+            return
+        before = now
+    raise BenchError("the helper process is still busy with itself")
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
