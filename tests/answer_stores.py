@@ -8,8 +8,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from forebay.cache.stores.disk import Disk
+from forebay.cache.stores.redis_store import RedisStore
 from forebay.cache.stores.store import Record, Store
 from forebay.clock import ManualClock
+from redis_server import RedisServer
 
 Open = Callable[[ManualClock], Store]
 """The same store, anew: as after a restart, or on another host."""
@@ -41,6 +43,19 @@ def disks(folder: Path, most_bytes: int = 4 << 20) -> Iterator[Open]:
 
         def again(clock: ManualClock) -> Disk:
             store = Disk(folder / "answers.db", most_bytes, clock.wall)
+            opened.callback(store.close)
+            return store
+
+        yield again
+
+
+@contextmanager
+def in_redis(server: RedisServer) -> Iterator[Open]:
+    url = server.url()
+    with ExitStack() as opened:
+
+        def again(clock: ManualClock) -> RedisStore:
+            store = RedisStore(url, clock.wall, wait=1.0)
             opened.callback(store.close)
             return store
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from answer_stores import Open, disks, record
+from answer_stores import Open, disks, in_redis, record
 from forebay.cache.messages import Purge
 from forebay.cache.stores.store import Known, Put, Store
 from forebay.clock import ManualClock
@@ -17,12 +18,23 @@ N = 40
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock()
+    return ManualClock(wall=time.time())  # servers expire answers by their own clocks
+
+
+@pytest.fixture(
+    params=["disk", *(pytest.param(kind, marks=pytest.mark.books) for kind in ("redis", "valkey"))], scope="module"
+)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def again(tmp_path: Path) -> Iterator[Open]:
-    with disks(tmp_path) as opened:
+def again(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Open]:
+    if kind == "disk":
+        made = disks(tmp_path)
+    else:
+        made = in_redis(request.getfixturevalue(f"{kind}_server"))
+    with made as opened:
         yield opened
 
 
