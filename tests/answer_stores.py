@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from forebay.cache.stores.disk import Disk
+from forebay.cache.stores.postgres_store import PostgresStore
 from forebay.cache.stores.redis_store import RedisStore
-from forebay.cache.stores.store import Record, Store
+from forebay.cache.stores.store import Record
+from forebay.cache.stores.tiered import Tiered
 from forebay.clock import ManualClock
+from postgres_server import Postgres
 from redis_server import RedisServer
 
-Open = Callable[[ManualClock], Store]
+Open = Callable[[ManualClock], Any]
 """The same store, anew: as after a restart, or on another host."""
 
 
@@ -59,4 +64,34 @@ def in_redis(server: RedisServer) -> Iterator[Open]:
             opened.callback(store.close)
             return store
 
+        yield again
+
+
+@contextmanager
+def in_postgres(server: Postgres) -> Iterator[Open]:
+    url = server.new()
+    with ExitStack() as opened:
+
+        def again(clock: ManualClock) -> PostgresStore:
+            store = PostgresStore(url, clock.wall, wait=1.0)
+            opened.callback(store.close)
+            return store
+
+        yield again
+
+
+@contextmanager
+def tiered(folder: Path, server: RedisServer) -> Iterator[Open]:
+    """A host with a file of its own each time: what it has in common with the others is Redis."""
+    url = server.url()
+    with ExitStack() as opened:
+
+        def again(clock: ManualClock) -> Tiered:
+            own = folder / f"host{next(numbers)}"
+            near = Disk(own / "answers.db", 4 << 20, clock.wall)
+            store = Tiered(near, RedisStore(url, clock.wall, wait=1.0), own / "position", clock.wall)
+            opened.callback(store.close)
+            return store
+
+        numbers = itertools.count()
         yield again

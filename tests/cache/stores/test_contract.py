@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from answer_stores import Open, disks, in_redis, record
+from answer_stores import Open, disks, in_postgres, in_redis, record, tiered
 from forebay.cache.messages import Purge
 from forebay.cache.stores.store import Known, Put, Store
 from forebay.clock import ManualClock
@@ -22,7 +22,11 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(
-    params=["disk", *(pytest.param(kind, marks=pytest.mark.books) for kind in ("redis", "valkey"))], scope="module"
+    params=[
+        "disk",
+        *(pytest.param(kind, marks=pytest.mark.books) for kind in ("redis", "valkey", "postgres", "tiered")),
+    ],
+    scope="module",
 )
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -32,6 +36,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 def again(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Open]:
     if kind == "disk":
         made = disks(tmp_path)
+    elif kind == "postgres":
+        made = in_postgres(request.getfixturevalue("postgres"))
+    elif kind == "tiered":
+        made = tiered(tmp_path, request.getfixturevalue("valkey_server"))
     else:
         made = in_redis(request.getfixturevalue(f"{kind}_server"))
     with made as opened:
@@ -90,7 +98,7 @@ def test_what_is_over_is_not_there(store: Store, clock: ManualClock) -> None:
     clock.advance(2)
     assert (store.exact(short.exact), store.get(short.entry)) == (None, None)
     assert there(store, [short.entry, long.entry]) == {long.entry}
-    assert [one.entry for page in store.questions() for one in page] == [long.entry]
+    assert {one.entry for page in store.questions() for one in page} == {long.entry}
     assert store.put(short) == Put(False, ())
     assert store.get(long.entry) == long
 
@@ -146,6 +154,8 @@ def test_entries_are_discarded(store: Store, clock: ManualClock) -> None:
     assert there(store, entries) == {*entries[:1], *entries[3:]}
     assert store.exact(record(1, clock).exact) is None
     assert store.discard([]) == 0
+    assert store.put(record(1, clock)) == Put(False, ())  # it was under way, from a store behind this one
+    assert store.put(record(3, clock, entry="another")) == Put(True, (entries[3],))
 
 
 def test_questions_come_page_by_page_and_only_those_that_are_compared(store: Store, clock: ManualClock) -> None:

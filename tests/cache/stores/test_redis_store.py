@@ -59,58 +59,6 @@ class TestSharing:
         assert a.dropped(0.01) == b.dropped(0.01) == EVERYTHING  # what was dropped before is not known
         return a, b
 
-    def test_a_purge_reaches_the_other_host_once(self, pair: tuple[RedisStore, RedisStore], clock: ManualClock) -> None:
-        a, b = pair
-        kept = record(1, clock)
-        a.put(kept)
-        assert b.exact(kept.exact) == kept
-        waiting: list[object] = []
-        thread = threading.Thread(target=lambda: waiting.extend(b.dropped(5.0)))
-        thread.start()
-        assert a.remove(Purge(7, tag="faq", partition="org1")) == (kept.entry,)
-        a.discard(["unknown"])
-        thread.join(10)
-        told = [*waiting, *b.dropped(0.01)]
-        assert told == [Drop(Purge(7, tag="faq", partition="org1")), Drop(entries=("unknown",))]
-        assert b.dropped(0.01) == a.dropped(0.01) == []
-        assert b.exact(kept.exact) is None
-
-    def test_an_answer_that_was_under_way_on_another_host_is_not_kept(
-        self, pair: tuple[RedisStore, RedisStore], clock: ManualClock
-    ) -> None:
-        a, b = pair
-        b.put(record(9, clock))
-        late, other = record(1, clock), record(2, clock)
-        clock.advance(1)
-        a.remove(Purge(0, source="doc-1"))
-        assert (b.put(late), b.put(other)) == (Put(False, ()), Put(True, ()))
-        assert b.dropped(0.01) == [Drop(Purge(0, source="doc-1"))]
-        clock.advance(1)
-        assert b.put(record(1, clock)).kept
-
-    def test_who_missed_too_much_forgets_everything_and_keeps_nothing_older(
-        self, pair: tuple[RedisStore, RedisStore], clock: ManualClock
-    ) -> None:
-        a, b = pair
-        old = record(1, clock)
-        clock.advance(1)
-        for n in range(scripts.KEPT_DROPS + 1):
-            a.discard([f"{n:x}"])
-        assert b.put(old) == Put(False, ())
-        clock.advance(1)
-        kept = record(2, clock)
-        assert b.put(kept).kept
-        assert b.dropped(0.01) == EVERYTHING
-        assert b.dropped(0.01) == []
-        assert b.get(kept.entry) == kept
-
-    def test_a_position_outlives_the_process(self, pair: tuple[RedisStore, RedisStore], hosts: Host) -> None:
-        a, b = pair
-        url = f"unix://{b.client.where.removeprefix('Redis at ')}?db={_database(b)}"
-        b.close()
-        a.discard(["x"])
-        assert hosts(url, position=b.position).dropped(0.01) == [Drop(entries=("x",))]
-
     def test_an_emptied_redis_forgets_nothing_that_is_purged(
         self, pair: tuple[RedisStore, RedisStore], valkey_server: RedisServer, clock: ManualClock
     ) -> None:

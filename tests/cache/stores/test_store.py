@@ -83,4 +83,12 @@ def test_purges_beyond_the_bound_forbid_what_they_might_have_fitted() -> None:
         purged.add(Purge(0, tag=f"t{n}"), KEPT.created + n)
     untagged = [record(1, ManualClock(wall=KEPT.created + at), tags=()) for at in (9, 10)]
     assert [purged.forbids(one) for one in untagged] == [True, False]
-    assert repr(purged) == f"<Purged {Purged.MOST}>"
+    assert repr(purged) == f"<Purged {Purged.MOST}, 0 entries>"
+
+
+def test_an_entry_that_was_discarded_is_not_kept_again() -> None:
+    purged = Purged()
+    purged.discarded([KEPT.entry])
+    assert purged.forbids(KEPT)
+    purged.discarded(f"{n:x}" for n in range(Purged.MOST_ENTRIES))
+    assert not purged.forbids(KEPT)  # the bound

@@ -103,7 +103,7 @@ class Disk:
         self._purged = Purged()
         self._touched: dict[str, float] = {}
         self._touching = threading.Lock()
-        self._state = "ok"
+        self.state = "ok"
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._open()
@@ -227,6 +227,7 @@ class Disk:
         return self._delete_for_good(f"SELECT id FROM records{where}", values)  # noqa: S608
 
     def discard(self, entries: Sequence[str]) -> int:
+        self._purged.discarded(entries)
         return len(
             self._delete_for_good(
                 "SELECT id FROM records WHERE entry IN (SELECT value FROM json_each(?))", (json.dumps(list(entries)),)
@@ -290,7 +291,7 @@ class Disk:
             )[0][0]
         except StoreGone as e:
             return self._tally.stats(self.name, str(e), None, None, self.most_bytes)
-        return self._tally.stats(self.name, self._state, count, taken, self.most_bytes)
+        return self._tally.stats(self.name, self.state, count, taken, self.most_bytes)
 
     def close(self) -> None:
         with suppress(StoreGone), self._write():  # what was touched; it only says what makes room first
@@ -409,7 +410,7 @@ class Disk:
             self._set_aside(problem)
             self._open()
         except StoreError as e:
-            self._state = str(e)
+            self.state = str(e)
             _log.error("%s", e)
 
     def __repr__(self) -> str:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from forebay.cache.stores.sharing import KEPT_DROPS
+
 PREFIX: Final = "forebay:cache:"
 ANSWER: Final = PREFIX + "a:"
 DROPS: Final = PREFIX + "drops"
-KEPT_DROPS: Final = 1_000
-"""Who missed more than these forgets everything."""
 
 # KEYS: xF:EXACT. Returns the record.
 EXACT: Final = f"""#!lua flags=no-writes

@@ -2,53 +2,42 @@
 
 Redis bounds its own memory: set `maxmemory`, and a policy that evicts. Every answer has a time after which Redis
 removes it, so that volatile-lru fits.
-
-What is dropped (purges, discarded entries) is numbered there. Who puts an answer says which drop is the last it knows
-of; where it is behind, it reads the others first and looks whether its answer is among what was purged: no purged
-answer comes back from another host. A host that missed some (it was away for more than a thousand) forgets everything;
-where Redis itself lost some (an older state of it is back), everything in it is forgotten. Clocks of hosts must agree,
-to the second or so.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import msgspec
 import redis
 
-from forebay.cache.messages import Drop, Purge
+from forebay.cache.messages import Purge
 from forebay.cache.stores import redis_scripts as scripts
 from forebay.cache.stores.redis_client import RedisClient, run
+from forebay.cache.stores.sharing import News, Sharing, read_news
 from forebay.cache.stores.store import (
     FORMAT,
     PAGE,
     BadRecord,
     Known,
     OtherFormat,
-    Purged,
-    Put,
+    Position,
     Record,
     Stats,
     StoreGone,
-    Tally,
-    checked,
     pack,
     unpack,
 )
 
 __all__ = ["RedisStore"]
 
-_TRIES: Final = 3
-"""Of a put, where each time drops came meanwhile."""
 _COUNTING: Final = 0.5
-"""Seconds that `stats` counts entries."""
+"""Seconds that `stats` counts entries, at most."""
+_COUNT_KEPT: Final = 30.0
+"""Seconds after which they are counted again."""
 
 
 class _Script:
@@ -69,26 +58,8 @@ _QUESTIONS: Final = _Script(scripts.QUESTIONS)
 _COUNT: Final = _Script(scripts.COUNT)
 
 
-class Position(msgspec.Struct, frozen=True):
-    """The last drop that is known."""
-
-    n: int = 0
-    word: str = ""
-
-
-class _News(NamedTuple):
-    last: Position
-    drops: Sequence[tuple[str, float, Drop]]
-    """By whom, at (Unix seconds), what."""
-    whole: bool
-    """There was nothing else since the position that was asked for."""
-    lost: bool
-    """Redis lost what it knew then."""
-
-
-class RedisStore:
-    """`position`: what `dropped` said last, in an earlier life of this process; None: nothing is known of what others
-    dropped before, so that the first call says everything."""
+class RedisStore(Sharing):
+    """`position`: as SharedStore has it, of an earlier life of this process."""
 
     name = "redis"
 
@@ -104,14 +75,17 @@ class RedisStore:
     ) -> None:
         """Connects to nothing yet. Raises StoreError for a URL that is none."""
         self.client = RedisClient(url, wait=wait, change_wait=change_wait, now=now)
-        self._wall = wall
-        self._me = secrets.token_hex(8)
-        self._tally = Tally()
-        self._purged = Purged()
-        self._known = Position()
-        """What `_purged` was told of."""
-        self._knowing = threading.Lock()
-        self.position = position
+        super().__init__(wall, position)
+        self._counted_at = float("-inf")
+        self._count: int | None = None
+
+    @property
+    def _resting(self) -> bool:
+        return self.client.circuit.is_open
+
+    @property
+    def state(self) -> str:
+        return self.client.circuit.problem or "ok"
 
     # --- look-ups ----------------------------------------------------------------------------------------------------
 
@@ -163,24 +137,16 @@ class RedisStore:
 
     def _looked_up(self, ask: Callable[[redis.Redis], Any]) -> Any:
         """None where it is gone."""
-        resting = self.client.circuit.is_open
+        resting = self._resting
         try:
             return self.client.look_up(ask)
         except StoreGone:
             self._failed(resting)
             return None
 
-    def _failed(self, resting: bool) -> None:
-        if resting:
-            self._tally.rested += 1
-        else:
-            self._tally.failed += 1
-
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def put(self, record: Record) -> Put:
-        if record.until <= self._wall():
-            return self._refused()
+    def _put(self, record: Record, known: Position) -> tuple[str, ...] | None:
         fields: dict[str, bytes | str | float] = {
             "r": pack(record),
             "x": record.exact.hex(),
@@ -193,63 +159,20 @@ class RedisStore:
             "s": json.dumps(record.sources, ensure_ascii=False),
             "u": record.until,
         }
-        flat = [part for field in fields.items() for part in field]
         keys = [scripts.ANSWER + record.entry, _pointer(record.exact)]
-        until = int(record.until * 1000)
-        resting = self.client.circuit.is_open
-        try:
-            for _ in range(_TRIES):
-                with self._knowing:
-                    known = self._known
-                if self._purged.forbids(record):
-                    return self._refused()
-                args = [known.n, known.word, record.entry, until, *flat]
-                said = self.client.change(lambda client, args=args: _PUT(client, keys, args))  # type: ignore[misc]
-                if said[0] == b"kept":
-                    self._tally.puts += 1
-                    return Put(True, tuple(one.decode() for one in said[1:]))
-                self._catch_up(known)
-        except StoreGone:
-            self._failed(resting)
-        return self._refused()
+        args = [known.n, known.word, record.entry, int(record.until * 1000)]
+        args += [part for field in fields.items() for part in field]
+        said = self.client.change(lambda client: _PUT(client, keys, args))
+        return tuple(one.decode() for one in said[1:]) if said[0] == b"kept" else None
 
-    def _refused(self) -> Put:
-        self._tally.refused += 1
-        return Put(False, ())
-
-    def _catch_up(self, known: Position) -> None:
-        """Read what was dropped since `known`, for `_purged`."""
-        news = self._news(known)
-        if not news.whole:
-            self._purged.add(Purge(0), self._wall())
-        for _, at, drop in news.drops:
-            if drop.purge is not None:
-                self._purged.add(drop.purge, at)
-        with self._knowing:
-            if self._known == known:
-                self._known = news.last
-
-    def remove(self, purge: Purge) -> tuple[str, ...]:
-        now = self._wall()
-        self._purged.add(checked(purge), now)
-        self._tell(Drop(purge), now)
+    def _remove(self, purge: Purge) -> tuple[str, ...]:
         below = purge.partition.rstrip("/") + "/" if purge.partition else ""
         wanted = [purge.entry, purge.model, purge.version, purge.tag, purge.source, purge.partition, below]
-        gone: list[str] = []
-        for page in self._pages(_SWEEP, wanted):
-            gone += [one.decode() for one in page]
-        return tuple(gone)
+        return tuple(one.decode() for page in self._pages(_SWEEP, wanted) for one in page)
 
-    def discard(self, entries: Sequence[str]) -> int:
-        if not entries:
-            return 0
+    def _discard(self, entries: Sequence[str]) -> int:
         keys = [scripts.ANSWER + entry for entry in entries]
-        self._tell(Drop(entries=tuple(entries)), self._wall())
         return int(self._changed(lambda client: client.delete(*keys)))
-
-    def _tell(self, drop: Drop, at: float) -> None:
-        args = [secrets.token_hex(8), self._me, at, msgspec.msgpack.encode(drop)]
-        self._changed(lambda client: _DROP(client, [], args))
 
     def _pages(self, script: _Script, args: list[str]) -> Iterator[Any]:
         """Of a script that scans: what it says, without the cursor."""
@@ -284,53 +207,41 @@ class RedisStore:
 
     # --- other hosts -------------------------------------------------------------------------------------------------
 
-    def dropped(self, wait: float) -> Sequence[Drop]:
-        """Waits half of `change_wait` at most."""
-        before = self.position
-        if before is None:
-            self.position = self._news(Position()).last
-            return [Drop(Purge(0))]
-        after = f"{before.n}-0"
-        block = max(1, int(min(wait, self.client.change_wait / 2) * 1000))
-        self._changed(lambda client: client.xread({scripts.DROPS: after}, count=1, block=block))
-        news = self._news(before)
-        if news.lost:  # and what was purged since is back, perhaps
-            self.remove(Purge(0))
-        self.position = news.last
-        if not news.whole:
-            return [Drop(Purge(0))]
-        return [drop for by, _, drop in news.drops if by != self._me]
+    def _tell(self, word: str, by: str, at: float, drop: bytes) -> None:
+        self._changed(lambda client: _DROP(client, [], [word, by, at, drop]))
 
-    def _news(self, known: Position) -> _News:
-        n, word, that, items = self._changed(lambda client: _NEWS(client, [], [known.n]))
-        last = Position(int(n), word.decode())
-        follows = that.decode() == known.word
-        lost = not follows and last.n < known.n + scripts.KEPT_DROPS
-        try:
-            drops = [(by.decode(), float(at), msgspec.msgpack.decode(drop, type=Drop)) for by, at, drop in items]
-        except (msgspec.MsgspecError, ValueError):  # of another version of Forebay
-            return _News(last, (), whole=False, lost=lost)
-        return _News(last, drops, whole=follows and len(drops) == last.n - known.n, lost=lost)
+    def _await_drop(self, known: Position, wait: float) -> None:
+        block = max(1, int(min(wait, self.client.change_wait / 2) * 1000))
+        self._changed(lambda client: client.xread({scripts.DROPS: f"{known.n}-0"}, count=1, block=block))
+
+    def _news(self, known: Position) -> News:
+        n, word, then, items = self._changed(lambda client: _NEWS(client, [], [known.n]))
+        drops = ((by.decode(), float(at), drop) for by, at, drop in items)
+        return read_news(known, Position(int(n), word.decode()), then.decode(), drops)
 
     # --- people ------------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
         try:
             memory = self._changed(lambda client: client.info("memory"))
-            entries = self._count()
+            self._recount()
         except StoreGone as e:
             return self._tally.stats(self.name, str(e), None, None, None)
         most = int(memory.get("maxmemory", 0))
-        return self._tally.stats(self.name, "ok", entries, int(memory["used_memory"]), most or None)
+        return self._tally.stats(self.name, "ok", self._count, int(memory["used_memory"]), most or None)
 
-    def _count(self) -> int | None:
+    def _recount(self) -> None:
+        began = time.monotonic()
+        if began - self._counted_at < _COUNT_KEPT:
+            return
+        self._counted_at = began
+        self._count = None
         total = 0
-        deadline = time.monotonic() + _COUNTING
         for page in self._pages(_COUNT, []):
             total += int(page)
-            if time.monotonic() > deadline:
-                return None
-        return total
+            if time.monotonic() - began > _COUNTING:
+                return
+        self._count = total
 
     def close(self) -> None:
         self.client.close()

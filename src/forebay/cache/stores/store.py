@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -24,9 +24,11 @@ __all__ = [
     "BadRecord",
     "Known",
     "OtherFormat",
+    "Position",
     "Purged",
     "Put",
     "Record",
+    "SharedStore",
     "Stats",
     "Store",
     "StoreError",
@@ -139,9 +141,22 @@ class Stats(msgspec.Struct):
     """Calls that were not tried, since it had just failed."""
 
 
+class Position(msgspec.Struct, frozen=True):
+    """The last drop of a shared store that is known."""
+
+    n: int = 0
+    word: str = ""
+    """Random: a drop of this number that has another one is not the same."""
+
+
 class Store(Protocol):
     @property
     def name(self) -> str: ...
+
+    @property
+    def state(self) -> str:
+        """ok, or what is wrong with it; asks nobody."""
+        ...
 
     def exact(self, key: bytes) -> Record | None:
         """The answer to an equal request; fresh or stale."""
@@ -194,6 +209,14 @@ class Store(Protocol):
         ...
 
 
+class SharedStore(Store, Protocol):
+    """That several hosts have."""
+
+    position: Position | None
+    """What `dropped` has told up to now. None: nothing is known of what others dropped before, so that its next call
+    says everything."""
+
+
 def fits(record: Record, purge: Purge) -> bool:
     """Whether all that the purge gives is so of the record. Raises ValueError for one with `like`."""
     checked(purge)
@@ -241,14 +264,18 @@ def unpack(data: bytes) -> Record:
 
 
 class Purged:
-    """The latest purges, so that an answer which was under way at that time is not kept. From several threads."""
+    """The latest purges and discarded entries, so that an answer which was under way meanwhile is not kept. From
+    several threads."""
 
     MOST: Final = 256
+    """Purges. What was begun before one that is forgotten here is forbidden: it might have fitted."""
+    MOST_ENTRIES: Final = 4_096
+    """An entry is under way for milliseconds."""
 
     def __init__(self) -> None:
         self._purges: deque[tuple[float, Purge]] = deque()
-        self._everything = float("-inf")
-        """What was begun before fits a purge that is forgotten here, perhaps."""
+        self._forgotten = float("-inf")
+        self._entries: dict[str, None] = {}
         self._lock = threading.Lock()
 
     def add(self, purge: Purge, at: float) -> None:
@@ -256,16 +283,22 @@ class Purged:
         with self._lock:
             self._purges.append((at, purge))
             if len(self._purges) > self.MOST:
-                self._everything = max(self._everything, self._purges.popleft()[0])
+                self._forgotten = max(self._forgotten, self._purges.popleft()[0])
+
+    def discarded(self, entries: Iterable[str]) -> None:
+        with self._lock:
+            self._entries.update(dict.fromkeys(entries))
+            while len(self._entries) > self.MOST_ENTRIES:
+                del self._entries[next(iter(self._entries))]
 
     def forbids(self, record: Record) -> bool:
         with self._lock:
-            if record.created <= self._everything:
+            if record.created <= self._forgotten or record.entry in self._entries:
                 return True
             return any(record.created <= at and fits(record, purge) for at, purge in self._purges)
 
     def __repr__(self) -> str:
-        return f"<Purged {len(self._purges)}>"
+        return f"<Purged {len(self._purges)}, {len(self._entries)} entries>"
 
 
 class Tally:
