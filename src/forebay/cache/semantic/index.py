@@ -66,7 +66,7 @@ class Index(Protocol):
 
     def add(self, scope: bytes, entry: str, vector: Vectors) -> None:
         """Put a question there, in place of what `entry` was. `scope` has 16 bytes. Beyond the most entries, the one
-        that was not added, touched or found as best match for longest goes. Raises BadVector."""
+        that was not added or touched for longest goes. Raises BadVector."""
         ...
 
     def search(self, scope: bytes, vectors: Vectors, k: int) -> list[list[Near]]:
