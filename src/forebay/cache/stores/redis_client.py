@@ -5,6 +5,7 @@ redis-py is optional and slow to import; so this module is imported only where a
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -17,7 +18,7 @@ from redis.retry import Retry
 from forebay.cache.stores.circuit import Circuit
 from forebay.cache.stores.store import StoreError, StoreGone
 
-__all__ = ["RedisClient"]
+__all__ = ["RedisClient", "Script"]
 
 _T = TypeVar("_T")
 
@@ -70,12 +71,18 @@ class RedisClient:
         return f"<{self.where} {self.circuit}>"
 
 
-def run(client: redis.Redis, script: str, sha: str, keys: list[str], args: list[Any]) -> Any:
-    """A script that the server knows already, but for the first time and after it restarted."""
-    try:
-        return client.evalsha(sha, len(keys), *keys, *args)
-    except NoScriptError:
-        return client.eval(script, len(keys), *keys, *args)
+class Script:
+    """In Lua. The server knows it already, but for the first time and after it restarted."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def __call__(self, client: redis.Redis, keys: list[str], args: list[Any]) -> Any:
+        try:
+            return client.evalsha(self._sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return client.eval(self._text, len(keys), *keys, *args)
 
 
 def _connected(url: str, wait: float, connections: int) -> redis.Redis:

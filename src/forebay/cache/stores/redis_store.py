@@ -6,7 +6,6 @@ removes it, so that volatile-lru fits.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import redis
 
 from forebay.cache.messages import Purge
 from forebay.cache.stores import redis_scripts as scripts
-from forebay.cache.stores.redis_client import RedisClient, run
+from forebay.cache.stores.redis_client import RedisClient, Script
 from forebay.cache.stores.sharing import News, Sharing, read_news
 from forebay.cache.stores.store import (
     FORMAT,
@@ -40,22 +39,13 @@ _COUNT_KEPT: Final = 30.0
 """Seconds after which they are counted again."""
 
 
-class _Script:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-    def __call__(self, client: redis.Redis, keys: list[str], args: list[Any]) -> Any:
-        return run(client, self._text, self._sha, keys, args)
-
-
-_EXACT: Final = _Script(scripts.EXACT)
-_PUT: Final = _Script(scripts.PUT)
-_DROP: Final = _Script(scripts.DROP)
-_NEWS: Final = _Script(scripts.NEWS)
-_SWEEP: Final = _Script(scripts.SWEEP)
-_QUESTIONS: Final = _Script(scripts.QUESTIONS)
-_COUNT: Final = _Script(scripts.COUNT)
+_EXACT: Final = Script(scripts.EXACT)
+_PUT: Final = Script(scripts.PUT)
+_DROP: Final = Script(scripts.DROP)
+_NEWS: Final = Script(scripts.NEWS)
+_SWEEP: Final = Script(scripts.SWEEP)
+_QUESTIONS: Final = Script(scripts.QUESTIONS)
+_COUNT: Final = Script(scripts.COUNT)
 
 
 class RedisStore(Sharing):
@@ -174,7 +164,7 @@ class RedisStore(Sharing):
         keys = [scripts.ANSWER + entry for entry in entries]
         return int(self._changed(lambda client: client.delete(*keys)))
 
-    def _pages(self, script: _Script, args: list[str]) -> Iterator[Any]:
+    def _pages(self, script: Script, args: list[str]) -> Iterator[Any]:
         """Of a script that scans: what it says, without the cursor."""
         cursor: bytes = b"0"
         while True:
