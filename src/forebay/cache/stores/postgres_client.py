@@ -20,8 +20,9 @@ from forebay.cache.stores.circuit import Circuit
 from forebay.cache.stores.store import StoreError, StoreGone
 from forebay.config.database_url import POSTGRES
 
-__all__ = ["PostgresClient"]
+__all__ = ["Connection", "PostgresClient"]
 
+Connection = psycopg.Connection[tuple[Any, ...]]
 _T = TypeVar("_T")
 _R, _W = 1, 2
 _EVENTS: Final = {_R: select.POLLIN, _W: select.POLLOUT, _R | _W: select.POLLIN | select.POLLOUT}
@@ -31,7 +32,7 @@ class TooSlow(psycopg.OperationalError):
     """The server did not answer in time. The connection cannot be used any more."""
 
 
-class _Timed(psycopg.Connection[tuple[Any, ...]]):
+class _Timed(Connection):
     """Every wait for the server ends after `limit` seconds, also where it hangs and the network says nothing."""
 
     limit: float = 2.0
@@ -58,7 +59,7 @@ class _Timed(psycopg.Connection[tuple[Any, ...]]):
 
 class PostgresClient:
     """`wait`: seconds for one answer to a look-up; changes have `change_wait`. `prepare` is called with each new
-    connection that changes: to make tables."""
+    connection that changes: to make tables. `ready` is called after that with every one: for settings."""
 
     CONNECT: Final = 2
     """Seconds; the least that psycopg has."""
@@ -66,7 +67,8 @@ class PostgresClient:
     def __init__(
         self,
         url: str,
-        prepare: Callable[[psycopg.Connection[tuple[Any, ...]]], None],
+        prepare: Callable[[Connection], None],
+        ready: Callable[[Connection], None] = lambda _: None,
         *,
         wait: float,
         change_wait: float,
@@ -88,6 +90,7 @@ class PostgresClient:
         self.where = f"PostgreSQL at {found.get('host', 'localhost')}, {found.get('dbname', '')}"
         """For people: without a password."""
         self._prepare = prepare
+        self._ready = ready
         self._limits = {"reader": wait, "writer": change_wait, "listener": change_wait}
         self.change_wait = change_wait
         self._channel = channel
@@ -100,7 +103,7 @@ class PostgresClient:
         """Raises StoreGone."""
         self.change(lambda _: None, anyway=True)
 
-    def look_up(self, ask: Callable[[psycopg.Connection[tuple[Any, ...]]], _T]) -> _T:
+    def look_up(self, ask: Callable[[Connection], _T]) -> _T:
         """Raises StoreGone, also while it rests."""
         if not self.circuit.admits():
             raise StoreGone(f"{self.where} rests: {self.circuit.problem}")
@@ -110,7 +113,7 @@ class PostgresClient:
                 raise StoreGone(f"{self.where} is not connected: {self.circuit.problem or 'not yet'}")
             return self._asked("reader", lambda: ask(connection))
 
-    def change(self, ask: Callable[[psycopg.Connection[tuple[Any, ...]]], _T], *, anyway: bool = False) -> _T:
+    def change(self, ask: Callable[[Connection], _T], *, anyway: bool = False) -> _T:
         """`anyway`: even while it rests. Raises StoreGone."""
         if not (anyway or self.circuit.admits()):
             raise StoreGone(f"{self.where} rests: {self.circuit.problem}")
@@ -154,6 +157,7 @@ class PostgresClient:
             connection.execute(f"SET statement_timeout = {int(self.change_wait * 1000)}")
             if role == "writer":
                 self._prepare(connection)
+            self._ready(connection)
             if role == "listener":
                 connection.execute(f"LISTEN {self._channel}")
         except BaseException:

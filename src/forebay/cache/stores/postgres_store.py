@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import psycopg
-
 from forebay.cache.messages import Purge
-from forebay.cache.stores.postgres_client import PostgresClient
+from forebay.cache.stores.postgres_client import Connection, PostgresClient
 from forebay.cache.stores.sharing import KEPT_DROPS, News, Sharing, read_news
 from forebay.cache.stores.store import (
     FORMAT,
@@ -39,7 +37,6 @@ _CHANNEL: Final = "forebay_answer_drops"
 _MOST_TOUCHED: Final = 2_048
 _MEASURED: Final = 60.0
 """Seconds between looks at how much there is."""
-_Connection = psycopg.Connection[tuple[Any, ...]]
 
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS forebay_answers (
@@ -137,7 +134,7 @@ class PostgresStore(Sharing):
     def _put(self, record: Record, known: Position) -> tuple[str, ...] | None:
         packed = pack(record)
 
-        def ask(connection: _Connection) -> tuple[str, ...] | None:
+        def ask(connection: Connection) -> tuple[str, ...] | None:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
                 if _last(connection) != known:
@@ -253,7 +250,7 @@ class PostgresStore(Sharing):
         )
         return size, count
 
-    def _changed(self, ask: Callable[[_Connection], Any]) -> Any:
+    def _changed(self, ask: Callable[[Connection], Any]) -> Any:
         try:
             return self.client.change(ask, anyway=True)
         except StoreGone:
@@ -263,7 +260,7 @@ class PostgresStore(Sharing):
     # --- other hosts -------------------------------------------------------------------------------------------------
 
     def _tell(self, word: str, by: str, at: float, drop: bytes) -> None:
-        def ask(connection: _Connection) -> None:
+        def ask(connection: Connection) -> None:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
                 n = _last(connection).n + 1
@@ -285,7 +282,7 @@ class PostgresStore(Sharing):
             raise
 
     def _news(self, known: Position) -> News:
-        def ask(connection: _Connection) -> tuple[Position, Any, list[tuple[Any, ...]]]:
+        def ask(connection: Connection) -> tuple[Position, Any, list[tuple[Any, ...]]]:
             rows = connection.execute(
                 "SELECT n, word, by, at, said FROM forebay_answer_drops WHERE n >= %s ORDER BY n", (known.n,)
             ).fetchall()
@@ -313,7 +310,7 @@ class PostgresStore(Sharing):
         return f"<PostgresStore {self.client}>"
 
 
-def _prepare(connection: _Connection) -> None:
+def _prepare(connection: Connection) -> None:
     found = connection.execute("SELECT to_regclass('forebay_answers'), to_regclass('forebay_answer_drops')").fetchone()
     if found is not None and all(found):  # a user that may not make tables can use them
         return
@@ -323,7 +320,7 @@ def _prepare(connection: _Connection) -> None:
             connection.execute(table)
 
 
-def _last(connection: _Connection) -> Position:
+def _last(connection: Connection) -> Position:
     found = connection.execute("SELECT n, word FROM forebay_answer_drops ORDER BY n DESC LIMIT 1").fetchone()
     return Position(*found) if found else Position()
 
