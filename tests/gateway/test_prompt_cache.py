@@ -12,7 +12,7 @@ from forebay.api.anthropic_cache import mark
 from forebay.api.openai import ChatBody
 from forebay.config.cache_prefix import PromptCache, Whose
 from forebay.gateway.callers import Caller
-from forebay.gateway.prompt_cache import in_order, marked
+from forebay.gateway.prompt_cache import ToolOrder, marked
 from forebay.ledger.records import KeyRecord
 
 SALT = PromptCache(cache_salt=Whose.ORGANISATION)
@@ -75,11 +75,12 @@ def test_a_client_s_own_key_of_a_prompt_cache_stands() -> None:
 
 
 def test_tools_are_put_in_order() -> None:
+    order = ToolOrder()
     tools = [{"type": "function", "function": {"name": n, "parameters": {"b": 1.50, "a": 2}}} for n in ("z", "a")]
 
     def ordered(tools: Any) -> tuple[ChatBody, dict[str, Any]]:
         payload = json.dumps({"model": "m", "messages": [], "tools": tools, "n": 1}).encode()
-        body, out = in_order(msgspec.json.decode(payload, type=ChatBody), payload)
+        body, out = order.apply(msgspec.json.decode(payload, type=ChatBody), payload)
         assert isinstance(body, ChatBody)
         return body, json.loads(out)
 
@@ -87,6 +88,9 @@ def test_tools_are_put_in_order() -> None:
     assert [tool["function"]["name"] for tool in found["tools"]] == ["a", "z"]
     assert json.loads(bytes(body.tools)) == found["tools"] and found["n"] == 1
     assert bytes(body.tools) == bytes(ordered(tools[::-1])[0].tools)
+    for i in range(200):
+        ordered([{"function": {"name": str(i)}}])
+    assert repr(order) == "<ToolOrder 64 known>"
     assert ordered(None)[1]["tools"] is None
     assert ordered([])[1]["tools"] == []
 

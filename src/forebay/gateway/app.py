@@ -32,7 +32,7 @@ from forebay.gateway.holding import Holding
 from forebay.gateway.labels import tags_of
 from forebay.gateway.logs import RequestLog
 from forebay.gateway.prefix_watch import PromptWatch
-from forebay.gateway.prompt_cache import in_order
+from forebay.gateway.prompt_cache import ToolOrder
 from forebay.gateway.prompts import NOTHING as UNCOUNTED
 from forebay.gateway.relay import Stream, Unary
 from forebay.gateway.retries import RetryBudget, Spread
@@ -128,7 +128,7 @@ class Gateway:
         self.config = config
         self.limits = LimitValues.of(config.limits)
         self.shows_bodies = config.logging.bodies
-        self._orders = config.cache.prefix.reorder is Reorder.TOOLS
+        self._order = ToolOrder() if config.cache.prefix.reorder is Reorder.TOOLS else None
 
     # --- wire.server.Handler -----------------------------------------------------------------------------------------
 
@@ -309,8 +309,8 @@ class Gateway:
         if self.booking is not None:
             self.booking.check_room()
         self.retry_budget.requests += 1
-        if self._orders:
-            body, payload = in_order(body, payload)
+        if self._order is not None:
+            body, payload = self._order.apply(body, payload)
         if entry.renames or entry.defaults or openai.names_twice(payload):
             defaults = defaults_for(body, entry.defaults)
             payload = openai.rewritten(payload, {"model": entry.target_json}, defaults)

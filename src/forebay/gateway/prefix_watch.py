@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -42,7 +42,7 @@ EAGER: Final = 32
 """Requests of one that are compared as they come."""
 APART: Final = 0.02
 """Seconds between two comparisons, whatever for: they take some tenths of a millisecond each."""
-LARGEST: Final = 1 << 20
+LARGEST: Final = 1 << 18
 """Bytes of a prompt that is compared."""
 QUIET: Final = 3_600.0
 """Seconds between two lines in the log about one model and organisation."""
@@ -97,8 +97,15 @@ class _Books:
 class PromptWatch:
     """Mutable state: the books, and how many prompts wait for the thread, which owns those that are kept."""
 
-    def __init__(self, section: Section, gateway: Gateway, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        section: Section,
+        gateway: Gateway,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._gateway = gateway
+        self._clock = clock
         self._loop = loop
         self._books: OrderedDict[Key, _Books] = OrderedDict()
         self._watch = PrefixWatch(section.memory_bytes)
@@ -138,13 +145,13 @@ class PromptWatch:
     def settled(self, x: Attempts, tokens: Tokens) -> None:
         """A request has ended, and its engine has said what it had: `tokens`."""
         usage = x.usage
-        if usage is None or x.outcome is not _OK or not x.front.route.streams:
+        if usage is None or x.outcome is not _OK or not x.attempts or not x.front.route.streams:
             return
         caller = x.front.caller
         model = x.entry.target
         key = (model, caller.organisation if caller is not None else "-")
         books = self._books.get(key)
-        now = monotonic()
+        now = self._clock()
         if books is None:
             books = self._begin(key, now)
         if now >= books.until:
@@ -217,7 +224,7 @@ class PromptWatch:
         sums.compared_tokens += prompt
         if seen is NOTHING:
             return
-        model = key[0]
+        model, now = key[0], self._clock()
         as_sent, could_be = (_counted(found, prompt, least) for found in (seen.as_sent, seen.could_be))
         sums.as_sent += as_sent
         sums.could_be += could_be
@@ -231,14 +238,12 @@ class PromptWatch:
                 continue
             lost = round(one.lost * prompt)
             requests, before = (known.requests, known.lost_tokens) if known is not None else (0, 0)
-            sums.breaks[at] = PrefixBreak(
-                one.where, one.at, one.kind, one.shape, requests + 1, before + lost, monotonic()
-            )
+            sums.breaks[at] = PrefixBreak(one.where, one.at, one.kind, one.shape, requests + 1, before + lost, now)
         if sums.compared >= ENOUGH and sums.compared % ENOUGH == 0:
             self._say(key, books)
 
     def _say(self, key: Key, books: _Books) -> None:
-        now = monotonic()
+        now = self._clock()
         if now - books.said_at < QUIET:
             return
         found = advice(self._group(key, books, now))
@@ -249,7 +254,7 @@ class PromptWatch:
     # --- for the admin process ---------------------------------------------------------------------------------------
 
     def state(self) -> PrefixState:
-        now = monotonic()
+        now = self._clock()
         groups = [self._group(key, books, now) for key, books in self._books.items()]
         return PrefixState(True, tuple([group for group in groups if group.requests]))
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _LEVELS: Final = (Whose.ORGANISATION, Whose.DEPARTMENT, Whose.PROJECT, Whose.USER)
 _NULL: Final = b"null"
+_KEPT: Final = 64
+_LARGE: Final = 65_536
+"""Bytes of a list of tools that is remembered."""
 _SALTED: Final = frozenset({"vllm", "sglang"})
 _KEYED: Final = frozenset({"openai", "vllm", "sglang"})
 
@@ -36,17 +39,33 @@ def told_of(engine: Engine, kind: str) -> PromptCache | None:
     return PromptCache(cache_salt=salt, prompt_cache_key=key) if salt is not None or key is not None else None
 
 
-def in_order(body: AnyBody, payload: bytes) -> tuple[AnyBody, bytes]:
-    """A chat's tools sorted by name, and their keys."""
-    if not isinstance(body, ChatBody):
-        return body, payload
-    tools = bytes(body.tools)
-    if len(tools) <= len(_NULL):
-        return body, payload
-    ordered = canonical_tools(tools)
-    if ordered == tools:
-        return body, payload
-    return msgspec.structs.replace(body, tools=msgspec.Raw(ordered)), openai.with_fields(payload, {"tools": ordered})
+class ToolOrder:
+    """A chat's tools sorted by name, and their keys. Mutable state: the last `_KEPT` lists of tools, and what they
+    became: most clients send the same ones again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def apply(self, body: AnyBody, payload: bytes) -> tuple[AnyBody, bytes]:
+        if not isinstance(body, ChatBody):
+            return body, payload
+        tools = bytes(body.tools)
+        if len(tools) <= len(_NULL):
+            return body, payload
+        ordered = self._known.get(tools)
+        if ordered is None:
+            ordered = canonical_tools(tools)
+            if len(tools) <= _LARGE:
+                if len(self._known) >= _KEPT:
+                    del self._known[next(iter(self._known))]
+                self._known[tools] = ordered
+        if ordered == tools:
+            return body, payload
+        body = msgspec.structs.replace(body, tools=msgspec.Raw(ordered))
+        return body, openai.with_fields(payload, {"tools": ordered})
+
+    def __repr__(self) -> str:
+        return f"<ToolOrder {len(self._known)} known>"
 
 
 def marked(told: PromptCache, body: AnyBody, payload: bytes, caller: Caller | None) -> bytes:

@@ -21,8 +21,10 @@ _SURE: Final = 96
 """Where prompts repeat themselves, fewer characters are alike in the wrong place."""
 _NEAR: Final = 64
 _NEAR_ANCHOR: Final = 8
-_SKIPS: Final = (*range(33), *range(40, 129, 8), *range(160, 513, 32), *(1 << n for n in range(10, 15)))
-_NEAR_SKIPS: Final = tuple(range(33))
+_SKIPS: Final = (0, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, *(1 << n for n in range(10, 15)))
+_NEAR_SKIPS: Final = (*range(9), *range(10, 33, 2))
+_EFFORT: Final = 64
+"""Searches of `_FAR` characters that a comparison may take: they are most of its time."""
 _VARIED: Final = 5
 """Different characters that a piece must have to be looked for: a ruled line is alike everywhere."""
 
@@ -70,6 +72,13 @@ def shared(a: str, i: int, b: str, j: int) -> int:
     return low
 
 
+class _Effort:
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = _EFFORT
+
+
 def compare(known: str, text: str) -> Compared:
     found = _walk(known, text, near=True)
     # Many short agreements may be chance, and hide where the long one begins.
@@ -91,6 +100,7 @@ def _walk(known: str, text: str, *, near: bool) -> Compared:
     i = j = 0
     first = -1
     whole = False
+    effort = _Effort()
     while True:
         n = shared(known, i, text, j)
         i, j = i + n, j + n
@@ -102,7 +112,7 @@ def _walk(known: str, text: str, *, near: bool) -> Compared:
             break
         if len(found) == MOST:
             break
-        gap = _gap(known, i, text, j, near=near)
+        gap = _gap(known, i, text, j, effort, near=near)
         if gap is None:
             break
         back, i, end, kind = gap
@@ -115,7 +125,7 @@ def _walk(known: str, text: str, *, near: bool) -> Compared:
     return Compared(first, max(0, sum(runs)), varying, whole, j)
 
 
-def _gap(known: str, i: int, text: str, j: int, *, near: bool) -> tuple[int, int, int, str] | None:
+def _gap(known: str, i: int, text: str, j: int, effort: _Effort, *, near: bool) -> tuple[int, int, int, str] | None:
     """(characters before the difference that belong to what varies, its end in either, its kind). None: they do not go
     on alike."""
     ours, theirs = machine_made(text, j), machine_made(known, i)
@@ -124,9 +134,9 @@ def _gap(known: str, i: int, text: str, j: int, *, near: bool) -> tuple[int, int
         alike = shared(known, theirs.end, text, ours.end)
         if alike >= (1 if near else ANCHOR) or ends == (len(known), len(text)):
             return j - ours.start, theirs.end, ours.end, ours.kind
-    met = _meet(known, i, text, j, _NEAR_SKIPS, _NEAR_ANCHOR, _NEAR) if near else None
+    met = _meet(known, i, text, j, _NEAR_SKIPS, _NEAR_ANCHOR, _NEAR, _Effort()) if near else None
     for size in (_SURE, ANCHOR):
-        met = met or _meet(known, i, text, j, _SKIPS, size, _FAR)
+        met = met or _meet(known, i, text, j, _SKIPS, size, _FAR, effort)
     if met is None:
         return None
     a, b = met
@@ -135,15 +145,16 @@ def _gap(known: str, i: int, text: str, j: int, *, near: bool) -> tuple[int, int
 
 
 def _meet(
-    known: str, i: int, text: str, j: int, skips: tuple[int, ...], size: int, most: int
+    known: str, i: int, text: str, j: int, skips: tuple[int, ...], size: int, most: int, effort: _Effort
 ) -> tuple[int, int] | None:
     """Where they are alike again for `size` characters, at most `most` of the text further on."""
     for skip in skips:
         anchor = known[i + skip : i + skip + size]
-        if len(anchor) < size:
+        if len(anchor) < size or not effort.left:
             return None
         if len(set(anchor)) < _VARIED:
             continue
+        effort.left -= 1
         at = text.find(anchor, j, j + most)
         if at >= 0:
             a, b = i + skip, at
