@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +18,7 @@ from e2e.engine import ANSWER, DONE, ROLE, RawEngine, delta, event, says, stream
 from e2e.gateway import Gateway
 from engine_process import EngineProcess
 from forebay.cli.adminsocket import AdminSocket
+from forebay.cli.main import run
 from forebay.state.messages import admin_socket
 from waiting import eventually
 
@@ -139,7 +138,7 @@ def ask_until_compared(stack: Stack, key: str, organisation: str, begin: str, *,
     raise AssertionError(page)
 
 
-def test_a_time_in_the_system_prompt_is_found_and_told(stack: Stack) -> None:
+def test_a_time_in_the_system_prompt_is_found_and_told(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     page = ask_until_compared(stack, TIMELY, "timely", "You are Ann. It is {time}. ", stream=True)
     assert page["reported"] < 0.1 and page["as_sent"] < 0.1
     assert page["could_be"] > 0.85
@@ -149,7 +148,8 @@ def test_a_time_in_the_system_prompt_is_found_and_told(stack: Stack) -> None:
     assert "the system prompt (messages[0]) holds a time at character 19" in page["advice"]
     said = eventually(lambda: [x for x in stack.gateway.log.read_text().splitlines() if '"forebay.prefix"' in x])
     assert len(said) == 1 and "prompts of timely for plain: the prefix hit could be 9" in said[0]
-    table = stack.gateway.cli("cache", "prefix", "--org", "timely")
+    assert run(["cache", "prefix", "--org", "timely", "--config", str(stack.gateway.file)]) == 0
+    table = capsys.readouterr().out
     assert "holds a time at character 19 (0000-00-00T00:00:00)" in table
     for shown in (stack.gateway.log.read_text(), json.dumps(page), table):
         assert SECRET not in shown and "handbook" not in shown and "2026-11-30T17:05" not in shown
@@ -206,7 +206,7 @@ def test_anthropic_gets_marks_that_its_sdk_knows(stack: Stack) -> None:
     assert [turn["content"][-1].get("cache_control") for turn in got["messages"]] == [None, None, mark]
 
 
-def test_the_watch_is_switched_by_a_reload_and_says_so(stack: Stack) -> None:
+def test_the_watch_is_switched_by_a_reload_and_says_so(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     config = stack.gateway.config
     off = {**config, "cache": {"prefix": {"watch": False}}}
 
@@ -214,14 +214,10 @@ def test_the_watch_is_switched_by_a_reload_and_says_so(stack: Stack) -> None:
         stack.gateway.file.write_text(json.dumps(config))
         stack.gateway.process.send_signal(signal.SIGHUP)
 
-    def shown() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "forebay", "cache", "prefix", "--config", str(stack.gateway.file)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
     reload(off)
     eventually(lambda: not stack.asked()["watched"])
-    done = shown()
-    assert done.returncode == 1 and "set cache.prefix.watch: true" in done.stderr
+    assert run(["cache", "prefix", "--config", str(stack.gateway.file)]) == 1
+    assert "set cache.prefix.watch: true" in capsys.readouterr().err
     assert stack.gateway.ask(chat("plain", max_tokens=2)).status == 200
     reload(config)
     eventually(lambda: stack.asked()["watched"])
