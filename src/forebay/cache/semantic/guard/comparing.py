@@ -60,13 +60,26 @@ class Verdict(NamedTuple):
     """As `FEATURES`."""
 
 
-_RANK: Final = ("whether", "what", "which")
+_RANK: Final = ("whether", "possible", "what", "what do", "which")
 _FINE: Final = frozenset(
     frozenset(pair)
     for pair in (
-        ("what", "which"), ("how", "fix"), ("what", "fix"), ("how", "whether"), ("what", "how"), ("what", "define"),
+        ("what", "which"),
+        ("how", "fix"),
+        ("what", "fix"),
+        ("how", "possible"),
+        ("whether", "possible"),
+        ("what", "how"),
+        ("what", "define"),
+        ("how", "whereto"),
+        ("where", "whereto"),
+        ("amount", "count"),
+        ("what", "happens"),
+        ("what", "what do"),
+        ("what do", "how"),
+        ("what do", "which"),
     )
-)  # fmt: skip
+)
 _MEASURES: Final = frozenset(words("amount count length often far old tall large heavy fast deep hot"))
 _SOFT_SCOPES: Final = frozenset(
     words("during again still already self both either same another all part outside always instead within permanently")
@@ -74,8 +87,14 @@ _SOFT_SCOPES: Final = frozenset(
 _DIRECTED: Final = frozenset({"from", "to", "than", "by", "before", "after", "over"})
 _CONTRARY_ROLES: Final = ({"from", "to"}, {"to", "by"}, {"before", "after"})
 _PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis")
-_NAMED_BY: Final[frozenset[str]] = frozenset()
+_VAGUE: Final = frozenset({"what", "which", "what do"})
 _DATES: Final = frozenset({"weekday", "month", "day", "season", "holiday", "period"})
+_FAILING: Final = frozenset(
+    words("fail failur problem troubl issu error difficulty unsuccessful 失败 出错 报错 异常 问题 故障 失灵 失效")
+)
+_SOON: Final = frozenset(
+    words("tak arriv receiv deliver finish complet process review shipment get 收到 到账 完成 配送 办理 审核 领取 生效")
+)
 _WITHIN: Final = frozenset({"of", "for", "in", "on", "at", "de"})
 
 
@@ -97,7 +116,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     left, right = aligned.left, aligned.right
     antonyms, contrary = _antonyms(one, other, left, right)
     rivals, rival = _rivals(left, right)
-    parity = (one.negations + other.negations + contrary) % 2
+    parity = (one.negations + other.negations + contrary + _failing(one, other, left, right)) % 2
     question = _question(one, other, aligned)
     modality = _sets(one.modals, other.modals)
     tense = _sets(one.tenses, other.tenses)
@@ -105,7 +124,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     scopes = list((Counter(one.scopes) - Counter(other.scopes)).elements())
     scopes += (Counter(other.scopes) - Counter(one.scopes)).elements()
     numbers = _numbers(left, right)
-    entities = [token for token in (*left, *right) if token.sort in ("name", "id")]
+    entities = [token for token in (*left, *right) if token.sort in ("name", "id", "acronym")]
     inversions, swapped = _order(one, other, aligned)
     heavy_left = sum(token.weight for token in left if token.sort != "light")
     heavy_right = sum(token.weight for token in right if token.sort != "light")
@@ -118,7 +137,9 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     two_languages = abs(one.chinese - other.chinese) > 0.6
     same = not left_all and not right_all
     minimal = heavy_left == heavy_right == 0.0
-    close = heavy_left < 0.5 or heavy_right < 0.5
+
+    changed = _changed(one.pieces, other.pieces)
+    entities = [t for t in entities if t.sort != "acronym" or changed or (_has(left) and _has(right))]
 
     conflict = ""
     if two_languages:
@@ -137,22 +158,26 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         conflict = "entity"
     elif swapped:
         conflict = "order"
-    elif scopes and (close or not _SOFT_SCOPES.issuperset(scopes)):
+    elif scopes and (changed or minimal or not _SOFT_SCOPES.issuperset(scopes)):
         conflict = "scope word"
     elif question == 1.0:
         conflict = "question type"
-    elif modality == 1.0:
+    elif modality == 1.0 and (minimal or "must" in one.modals | other.modals):
         conflict = "modality"
     elif person == 1.0:
         conflict = "person"
     elif tense == 1.0 and minimal:
         conflict = "tense"
-    elif exchanged and exchanged >= max(heavy_left, heavy_right) - 0.01:
+    elif changed and _has(left) and _has(right):
         conflict = "word"
-    elif close and (heavy_left or heavy_right) and not aligned.synonyms and not aligned.derived:
+    elif changed and (_has(left) or _has(right)):
         conflict = "narrower"
     identical = (
-        not conflict and same and not (question or modality or tense or person) and bool(one.tokens)
+        not conflict
+        and same
+        and not (question or modality or tense or person)
+        and bool(one.tokens)
+        and _same_roles(one, other, aligned)
     ) or one.text == other.text
     if identical:
         conflict = ""
@@ -233,12 +258,12 @@ def _align(one: tuple[Token, ...], other: tuple[Token, ...]) -> _Aligned:
     left: list[Token] = []
     for at in lonely:
         token = one[at]
-        if token.sort in ("word", "name") and token.key.isascii():
+        if token.sort in ("word", "name", "acronym") and token.key.isascii():
             root = derived(token.key)
             for place, match in enumerate(other):
                 if (
                     free[place]
-                    and match.sort in ("word", "name")
+                    and match.sort in ("word", "name", "acronym")
                     and match.key.isascii()
                     and ((derived(match.key) == root and not match.kinds) or _typed_wrong(token, match))
                 ):
@@ -282,6 +307,43 @@ def _typed_wrong(one: Token, other: Token) -> bool:
     )
 
 
+def _has(tokens: list[Token]) -> bool:
+    return any(token.weight > 0.3 for token in tokens)
+
+
+def _changed(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """They are equal but for one run of words (of at most three) in one place: exchanged, put in or left out."""
+    short, long = (one, other) if len(one) <= len(other) else (other, one)
+    count = len(short)
+    head = 0
+    while head < count and short[head] == long[head]:
+        head += 1
+    tail = 0
+    while tail < count - head and short[-1 - tail] == long[-1 - tail]:
+        tail += 1
+    return count - head - tail <= 2 and len(long) - head - tail <= 3 and 2 * (head + tail) >= count
+
+
+def _failing(one: Reading, other: Reading, left: list[Token], right: list[Token]) -> int:
+    """1 where one side says by a word that it fails, and the other by a negation; the word is then no leftover."""
+    if (one.negations + other.negations) % 2 == 0:
+        return 0
+    side = left if one.negations < other.negations else right
+    for token in side:
+        if token.key in _FAILING:
+            side.remove(token)
+            return 1
+    return 0
+
+
+def _same_roles(one: Reading, other: Reading, aligned: _Aligned) -> bool:
+    for at, place in aligned.pairs:
+        mine, yours = one.tokens[at].role, other.tokens[place].role
+        if mine != yours and mine and yours and not (_DIRECTED | {"with"}).isdisjoint((mine, yours)):
+            return False
+    return True
+
+
 def _antonyms(one: Reading, other: Reading, left: list[Token], right: list[Token]) -> tuple[int, int]:
     """Antonyms among the leftovers, and how many of them are a negation written as a prefix (which is taken off the
     leftovers, as it counts as one)."""
@@ -322,10 +384,12 @@ def _rivals(left: list[Token], right: list[Token]) -> tuple[int, str]:
             count += 1
             kind = kind or min(token.kinds)
     if not count:
-        for token in (*left, *right):
-            if token.kinds and not token.kinds.isdisjoint(_NAMING):
-                count += 1
-                kind = kind or min(token.kinds)
+        for side, facing in ((left, right), (right, left)):
+            for token in side:
+                named = token.kinds & _NAMING
+                if named and (named != {"reverse"} or not _has(facing)):
+                    count += 1
+                    kind = kind or min(named)
     return count, kind
 
 
@@ -337,7 +401,7 @@ _NAMING: Final = frozenset(
 def _numbers(left: list[Token], right: list[Token]) -> list[Token]:
     """Numbers without a counterpart. A 1 (one, a) on one side alone says nothing."""
     found = [token for token in (*left, *right) if token.sort == "number"]
-    if len(found) == 1 and found[0].key == "1":
+    if len(found) == 1 and found[0].key in ("1", "times:1"):
         for side in (left, right):
             if found[0] in side:
                 side.remove(found[0])
@@ -378,20 +442,31 @@ def _question(one: Reading, other: Reading, aligned: _Aligned) -> float:
         return 0.5
     if not mine.isdisjoint(yours):
         return 0.5
+    both = mine | yours
+    if (mine <= _VAGUE or yours <= _VAGUE) and not {"why", "what do"} <= both:
+        for at, place in aligned.pairs:  # "what is the reason" asks why
+            if "stand-in" in (one.tokens[at].sort, other.tokens[place].sort):
+                return 0.0
     for a in mine:
         for b in yours:
-            if frozenset((a, b)) in _FINE:
+            if frozenset((a, b)) in _FINE or ({a, b} & _VAGUE and {a, b} & _MEASURES):
                 return 0.5
-            if (a in _MEASURES or a in _NAMED_BY) and b in ("what", "which"):
+            if "which" in (a, b) and {a, b} & {"where", "who", "when", "whereto"}:
                 return 0.5
-            if (b in _MEASURES or b in _NAMED_BY) and a in ("what", "which"):
+            if {a, b} == {"when", "length"} and _soon(one) and _soon(other):
                 return 0.5
-    if {"amount", "count"} >= mine | yours or {"what", "happens"} >= mine | yours:
-        return 0.5
-    for at, place in aligned.pairs:
-        if "stand-in" in (one.tokens[at].sort, other.tokens[place].sort):
-            return 0.25
+            if {a, b} == {"amount", "how"} and _costs(one) and _costs(other):
+                return 0.5
     return 1.0
+
+
+def _soon(reading: Reading) -> bool:
+    """It is about how long something takes to be done."""
+    return "future" in reading.tenses or any(not _SOON.isdisjoint(token.senses) for token in reading.tokens)
+
+
+def _costs(reading: Reading) -> bool:
+    return any("费用" in token.senses or "cost" in token.senses for token in reading.tokens)
 
 
 def _asks(questions: frozenset[str]) -> frozenset[str]:
@@ -404,7 +479,8 @@ def _asks(questions: frozenset[str]) -> frozenset[str]:
 
 def _order(one: Reading, other: Reading, aligned: _Aligned) -> tuple[float, bool]:
     """Share of the aligned pairs that stand the other way round, and whether that changes who does what to whom."""
-    pairs = [pair for pair in aligned.pairs if one.tokens[pair[0]].weight > 0.5]
+    pairs = [(at, place) for at, place in aligned.pairs if min(one.tokens[at].weight, other.tokens[place].weight) > 0.3]
+    whole = not (_has(aligned.left) or _has(aligned.right) or one.clauses or other.clauses)
     count = len(pairs)
     inverted = 0
     swapped = False
@@ -423,16 +499,23 @@ def _order(one: Reading, other: Reading, aligned: _Aligned) -> tuple[float, bool
             if both_linked:
                 continue
             if not x.kinds.isdisjoint(y.kinds) or (x.sort == y.sort and x.sort in ("name", "number")):
-                kept = x.role == a.role and y.role == b.role and (x.role or y.role)
+                kept = x.role == a.role and y.role == b.role and not _DIRECTED.isdisjoint((x.role, y.role))
                 swapped = swapped or (not kept and x.key != y.key)
             elif x.sort == y.sort == "char" and pairs[j][0] == pairs[i][0] + 1 and pairs[i][1] == pairs[j][1] + 1:
                 swapped = swapped or x.key != y.key
-            elif j > i + 1 and any(pairs[j][1] < pairs[k][1] < pairs[i][1] for k in range(i + 1, j)):
+            elif whole and j > i + 1 and any(pairs[j][1] < pairs[k][1] < pairs[i][1] for k in range(i + 1, j)):
                 loose = not _WITHIN.isdisjoint((x.role, y.role, a.role, b.role))
                 swapped = swapped or not loose
     return (2 * inverted / (count * (count - 1)) if count > 1 else 0.0), swapped or roles or _swapped_counts(
         one, other, pairs
     )
+
+
+def _alike(one: Token, other: Token) -> bool:
+    """They could change places in a sentence."""
+    if any(not LEXICON.opposite.get(sense, other.kinds).isdisjoint(other.senses) for sense in one.senses):
+        return True
+    return not one.kinds.isdisjoint(other.kinds) or one.sort == other.sort == "name" or not (one.known or other.known)
 
 
 def _passive(tokens: tuple[Token, ...], others: tuple[Token, ...], pairs: list[tuple[int, int]]) -> bool | None:
@@ -441,9 +524,10 @@ def _passive(tokens: tuple[Token, ...], others: tuple[Token, ...], pairs: list[t
         by_one, by_other = tokens[at].role == "by", others[place].role == "by"
         if by_one == by_other:
             continue
-        return any(
-            (x < at and y < place) for x, y in pairs if tokens[x].role != "by" and others[y].role != "by" and x != at
-        )
+        doer = tokens[at]
+        likes = [(x, y) for x, y in pairs if x != at and _alike(doer, tokens[x])]
+        if likes:
+            return any(x < at and y < place for x, y in likes)
     return None
 
 

@@ -29,7 +29,10 @@ _PIECES: Final = re.compile(
     re.VERBOSE,
 )
 _REWRITTEN: Final = (("双11", "双十一"), ("双12", "双十二"), ("24/7", "24 hours"))
+_EITHER: Final = re.compile(r"([\u3400-\u9fff])[不没]\1")
+"""送不送 asks whether."""
 _LETTERS: Final = re.compile(r"[^\W_]+")
+_COUNTED: Final = re.compile(r"\d+-[a-z]{3,}")
 _HAN: Final = re.compile(r"[\u3400-\u9fff]+")
 _NONE: Final[frozenset[str]] = frozenset()
 _QUOTES: Final = str.maketrans(
@@ -58,7 +61,8 @@ class Token(NamedTuple):
     senses: frozenset[str]
     kinds: frozenset[str]
     sort: str
-    """word, char (Chinese, in no known word), number, id, name (capitalised), light, stand-in (of a question word)."""
+    """word, char (Chinese, in no known word), number, id, name (capitalised), acronym, light, stand-in (of a question
+    word)."""
     role: str
     """from, to, than, by, …: of the preposition before it."""
     known: bool
@@ -86,8 +90,17 @@ class Reading(NamedTuple):
     """In a script that is neither Latin nor Chinese."""
     grams: frozenset[str]
     """Pairs of neighbouring characters, blanks and marks left out."""
+    pieces: tuple[str, ...]
+    """Everything but punctuation, in order."""
+    clauses: bool
+    """Several: what stands before what says less."""
 
 
+_PARTICLES: Final = frozenset(words("on off up down out back in away over"))
+_AFTER_PARTICLE: Final = frozenset(words("in on at with from for when if and or after before by please to"))
+_COMPARING: Final = frozenset(words("under below above over beneath"))
+_SYMMETRIC: Final = frozenset({"differenc", "distanc", "区别", "距离"})
+_TENSES: Final = {"was": "past", "were": "past", "did": "past", "will": "future", "shall": "future"}
 _RELATIVE: Final = frozenset({"when", "where", "which", "who"})
 _CALENDAR: Final = {
     "s:3600": ("hourly", "每小时"),
@@ -104,6 +117,8 @@ class _Piece:
     text: str
     key: str = ""
     name: bool = False
+    """Capitalised."""
+    acronym: bool = False
     entry: Entry | None = None
 
 
@@ -111,11 +126,12 @@ def read(text: str) -> Reading:
     shown = unicodedata.normalize("NFKC", text).translate(_QUOTES).strip()
     for written, meant in _REWRITTEN:
         shown = shown.replace(written, meant)
+    shown = _EITHER.sub(r"是否\1", shown)
     low = shown.lower()
     if len(low) != len(shown):
         shown = low
     pieces = _cut(low, shown)
-    return _frame(low, _numbers(_phrases(pieces)))
+    return _frame(low, _numbers(_phrases(_joined(pieces))))
 
 
 def _cut(low: str, shown: str) -> list[_Piece]:
@@ -133,8 +149,12 @@ def _cut(low: str, shown: str) -> list[_Piece]:
             spelled += 1
             capitals += upper
             _words(found, piece, acronym or (upper and not begins and piece != "i" and not piece.startswith("i'")))
+            found[-1].acronym = acronym
         elif sort == "han":
             _segment(found, piece)
+        elif sort == "mixed" and _COUNTED.fullmatch(piece):
+            number, _, unit = piece.partition("-")
+            found += (_Piece("number", number), _Piece("word", unit, stem(unit)))
         else:
             found.append(_Piece(sort, piece))
         begins = sort == "stop" and piece[-1] in '.?!:"'
@@ -174,10 +194,12 @@ def _segment(found: list[_Piece], run: str) -> None:
             if length <= digits and length < 2:
                 continue
             if (entry := chinese.get(word)) is not None or (word in numerals.UNITS and length > 1):
+                if length == 2 and word[0] == "不" and found and found[-1].text + word[1] in chinese:
+                    found[-1] = _Piece("han", whole := found[-1].text + word[1], whole, entry=chinese[whole])  # 打不开
                 if entry is not None and entry.parts:
-                    found.extend(_Piece("han", part, part, False, chinese.get(part)) for part in entry.parts)
+                    found.extend(_Piece("han", part, part, entry=chinese.get(part)) for part in entry.parts)
                 else:
-                    found.append(_Piece("han", word, word, False, entry))
+                    found.append(_Piece("han", word, word, entry=entry))
                 at += length
                 break
         else:
@@ -197,6 +219,8 @@ def _phrases(pieces: list[_Piece]) -> list[_Piece]:
     count = len(pieces)
     while at < count:
         piece = pieces[at]
+        if piece.sort == "mixed":
+            piece.entry = _single(piece.text)
         if piece.sort == "word" and (phrases := english.get(piece.key)) is not None:
             for parts, entry in phrases:
                 size = len(parts)
@@ -205,7 +229,7 @@ def _phrases(pieces: list[_Piece]) -> list[_Piece]:
                     and all(pieces[at + i].key == parts[i] and pieces[at + i].sort == "word" for i in range(1, size))
                 ):
                     if entry.parts:
-                        found.extend(_Piece("word", part, part, False, _single(part)) for part in entry.parts)
+                        found.extend(_Piece("word", part, part, entry=_single(part)) for part in entry.parts)
                         at += size
                         break
                     piece.entry = entry
@@ -223,6 +247,24 @@ def _phrases(pieces: list[_Piece]) -> list[_Piece]:
         found.append(piece)
         at += 1
     return found
+
+
+def _joined(pieces: list[_Piece]) -> list[_Piece]:
+    """Verbs with their particles: "switch the lights on" as "switch on the lights"."""
+    for at, piece in enumerate(pieces):
+        if piece.sort != "word" or piece.text not in _PARTICLES or at < 2:
+            continue
+        after = pieces[at + 1] if at + 1 < len(pieces) else None
+        if after is not None and after.sort != "stop" and after.text not in _AFTER_PARTICLE:
+            continue
+        for back in range(at - 2, max(-1, at - 6), -1):
+            verb = pieces[back]
+            if verb.sort == "stop" or verb.text in _PARTICLES:
+                break
+            phrases = LEXICON.english.get(verb.key, ())
+            if any(parts == (verb.key, piece.key) for parts, _ in phrases):
+                return [*pieces[: back + 1], piece, *pieces[back + 1 : at], *pieces[at + 1 :]]
+    return pieces
 
 
 def _single(word: str) -> Entry | None:
@@ -252,6 +294,8 @@ def _numbers(pieces: list[_Piece]) -> list[_Piece]:
             else:
                 if "." not in written:
                     written = numerals.number_key(value) if len(written) < 6 or piece.key else written
+        elif sort == "mixed" and piece.entry is not None:
+            piece.key = piece.text
         elif sort == "mixed":
             key = numerals.suffixed(piece.text)
             if not key:
@@ -434,11 +478,14 @@ def _frame(text: str, pieces: list[_Piece]) -> Reading:
     used = False
     for at, piece in enumerate(pieces):
         sort, key, entry = piece.sort, piece.key, piece.entry
+        if sort == "word" and (tense := _TENSES.get(piece.text)) is not None:
+            tenses.add(tense)
         if entry is not None and not (piece.name and entry.sort != "same"):
             what, name, senses, kinds, _ = entry
             if what == "same":
-                tokens.append(Token(key, senses, kinds, "name" if piece.name else "word", role, True, 1.0))
+                tokens.append(Token(key, senses, kinds, _sort(piece), role, True, 1.0))
                 used = True
+                linked = linked or not _SYMMETRIC.isdisjoint(senses)
                 continue
             if used:  # the words that the preposition goes with have ended
                 role, used = "", False
@@ -455,7 +502,10 @@ def _frame(text: str, pieces: list[_Piece]) -> Reading:
                     tokens.append(Token(key, senses, kinds, "stand-in", "", True, 0.0))
                 linked = linked or name == "far"
             elif what == "scope":
-                scopes.append(name)
+                if name == "first":
+                    tokens.append(Token("ord:1", frozenset({"ord:1"}), _NONE, "number", role, True, 1.0))
+                elif piece.text not in _COMPARING or (at + 1 < len(pieces) and pieces[at + 1].sort == "value"):
+                    scopes.append(name)
             elif what == "role":
                 role = name
                 linked = linked or name == "and"
@@ -467,7 +517,7 @@ def _frame(text: str, pieces: list[_Piece]) -> Reading:
                 named[what].add(name)
             continue
         if sort == "word":
-            tokens.append(Token(key, frozenset((key,)), _NONE, "name" if piece.name else "word", role, False, 1.0))
+            tokens.append(Token(key, frozenset((key,)), _NONE, _sort(piece), role, False, 1.0))
         elif sort == "han":
             single = len(key) == 1
             tokens.append(
@@ -503,7 +553,13 @@ def _frame(text: str, pieces: list[_Piece]) -> Reading:
         sum(map(len, _HAN.findall(letters))) / len(letters) if letters else 0.0,
         foreign,
         frozenset(map(add, letters, letters[1:])),
+        tuple([piece.key or piece.text for piece in pieces if piece.sort != "stop"]),
+        any(piece.sort == "stop" for piece in pieces[:-1]),
     )
+
+
+def _sort(piece: _Piece) -> str:
+    return "acronym" if piece.name and piece.acronym else "name" if piece.name else "word"
 
 
 def _beside_value(pieces: list[_Piece], at: int) -> bool:
