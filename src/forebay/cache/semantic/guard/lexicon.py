@@ -11,7 +11,8 @@ A line is one meaning, its words split by commas (English, phrases of several wo
   change the answer where they are on one side only.
 - `@negation`; `@whether` (a question's form in Chinese: 能不能).
 - `@role NAME`: prepositions and the like that say what the next word is to the verb.
-- `@light`: words that say little ("want", "step"), `@light noun`: but stand for what it is about ("account"); `@function`: words that say nothing.
+- `@light`: words that say little ("want", "step"); `@light noun`: that stand for what it is about, though ("account").
+- `@function`: words that say nothing.
 - `@split`: a word, =, and the words that stand for it (解绑 = 解除 绑定).
 - `@word`: a word of its own that must not be cut in two (Chinese), or is known (for typing errors).
 """
