@@ -67,8 +67,14 @@ _FINE: Final = frozenset(
         ("what", "which"), ("how", "fix"), ("what", "fix"), ("how", "whether"), ("what", "how"), ("what", "define"),
     )
 )  # fmt: skip
+_MEASURES: Final = frozenset(words("amount count length often far old tall large heavy fast deep hot"))
+_SOFT_SCOPES: Final = frozenset(
+    words("during again still already self both either same another all part outside always instead within permanently")
+)
 _DIRECTED: Final = frozenset({"from", "to", "than", "by", "before", "after", "over"})
+_CONTRARY_ROLES: Final = ({"from", "to"}, {"to", "by"}, {"before", "after"})
 _PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis")
+_NAMED_BY: Final[frozenset[str]] = frozenset()
 _DATES: Final = frozenset({"weekday", "month", "day", "season", "holiday", "period"})
 _WITHIN: Final = frozenset({"of", "for", "in", "on", "at", "de"})
 
@@ -112,6 +118,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     two_languages = abs(one.chinese - other.chinese) > 0.6
     same = not left_all and not right_all
     minimal = heavy_left == heavy_right == 0.0
+    close = heavy_left < 0.5 or heavy_right < 0.5
 
     conflict = ""
     if two_languages:
@@ -125,12 +132,12 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     elif antonyms:
         conflict = "antonym"
     elif rivals:
-        conflict = "date" if rival in _DATES else "entity"
+        conflict = "date" if rival in _DATES else "antonym" if rival == "reverse" else "entity"
     elif entities:
         conflict = "entity"
     elif swapped:
         conflict = "order"
-    elif scopes:
+    elif scopes and (close or not _SOFT_SCOPES.issuperset(scopes)):
         conflict = "scope word"
     elif question == 1.0:
         conflict = "question type"
@@ -142,6 +149,8 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         conflict = "tense"
     elif exchanged and exchanged >= max(heavy_left, heavy_right) - 0.01:
         conflict = "word"
+    elif close and (heavy_left or heavy_right) and not aligned.synonyms and not aligned.derived:
+        conflict = "narrower"
     identical = (
         not conflict and same and not (question or modality or tense or person) and bool(one.tokens)
     ) or one.text == other.text
@@ -206,13 +215,19 @@ def _align(one: tuple[Token, ...], other: tuple[Token, ...]) -> _Aligned:
     lonely: list[int] = []
     for at in rest:
         token = one[at]
+        best = -1
         for place, match in enumerate(other):
-            if free[place] and not token.senses.isdisjoint(match.senses):
-                pairs.append((at, place))
-                free[place] = False
-                if token.weight and match.weight:
-                    synonyms += 1
-                break
+            if (
+                free[place]
+                and not token.senses.isdisjoint(match.senses)
+                and (best < 0 or match.weight > other[best].weight)
+            ):
+                best = place
+        if best >= 0:
+            pairs.append((at, best))
+            free[best] = False
+            if token.weight and other[best].weight:
+                synonyms += 1
         else:
             lonely.append(at)
     left: list[Token] = []
@@ -236,6 +251,12 @@ def _align(one: tuple[Token, ...], other: tuple[Token, ...]) -> _Aligned:
         else:
             left.append(token)
     right = [token for place, token in enumerate(other) if free[place]]
+    if left or right:
+        said = frozenset[str]().union(
+            *(senses for at, place in pairs for senses in (one[at].senses & other[place].senses,))
+        )
+        left = [token for token in left if token.sort == "number" or said.isdisjoint(token.senses)]
+        right = [token for token in right if token.sort == "number" or said.isdisjoint(token.senses)]
     pairs.sort()
     return _Aligned(pairs, left, right, synonyms, forms, equal)
 
@@ -309,7 +330,7 @@ def _rivals(left: list[Token], right: list[Token]) -> tuple[int, str]:
 
 
 _NAMING: Final = frozenset(
-    words("place country language brand weekday month day season holiday currency colour person period")
+    words("place country language brand weekday month day season holiday currency colour person period reverse")
 )
 
 
@@ -361,6 +382,12 @@ def _question(one: Reading, other: Reading, aligned: _Aligned) -> float:
         for b in yours:
             if frozenset((a, b)) in _FINE:
                 return 0.5
+            if (a in _MEASURES or a in _NAMED_BY) and b in ("what", "which"):
+                return 0.5
+            if (b in _MEASURES or b in _NAMED_BY) and a in ("what", "which"):
+                return 0.5
+    if {"amount", "count"} >= mine | yours or {"what", "happens"} >= mine | yours:
+        return 0.5
     for at, place in aligned.pairs:
         if "stand-in" in (one.tokens[at].sort, other.tokens[place].sort):
             return 0.25
@@ -384,6 +411,8 @@ def _order(one: Reading, other: Reading, aligned: _Aligned) -> tuple[float, bool
     both_linked = one.linked and other.linked
     tokens, others = one.tokens, other.tokens
     roles = _swapped_roles(one, other, aligned)
+    if (passive := _passive(tokens, others, pairs)) is not None:
+        return 0.0, passive or roles
     for i in range(count):
         for j in range(i + 1, count):
             if pairs[i][1] < pairs[j][1]:
@@ -406,6 +435,18 @@ def _order(one: Reading, other: Reading, aligned: _Aligned) -> tuple[float, bool
     )
 
 
+def _passive(tokens: tuple[Token, ...], others: tuple[Token, ...], pairs: list[tuple[int, int]]) -> bool | None:
+    """Whether the doer that one side names with "by" is not the doer on the other; None: neither does, or both do."""
+    for at, place in pairs:
+        by_one, by_other = tokens[at].role == "by", others[place].role == "by"
+        if by_one == by_other:
+            continue
+        return any(
+            (x < at and y < place) for x, y in pairs if tokens[x].role != "by" and others[y].role != "by" and x != at
+        )
+    return None
+
+
 def _swapped_roles(one: Reading, other: Reading, aligned: _Aligned) -> bool:
     """What is "to" one thing is "to" another that both questions name."""
     tokens, others = one.tokens, other.tokens
@@ -417,6 +458,8 @@ def _swapped_roles(one: Reading, other: Reading, aligned: _Aligned) -> bool:
         there = others[partner[at]]
         if there.role == token.role:
             continue
+        if {token.role, there.role} in _CONTRARY_ROLES:
+            return True
         for place, match in enumerate(others):
             if match.role == token.role and place in back and tokens[back[place]].role != token.role:
                 return True
@@ -444,14 +487,14 @@ def _exchanged(one: Reading, other: Reading, aligned: _Aligned) -> float:
     run: list[Token] = []
     for at, token in enumerate((*one.tokens, None)):
         if token is not None and at not in partner:
-            if id(token) in gone and token.weight > 0.5:
+            if id(token) in gone and token.weight > 0.3:
                 run.append(token)
             continue
         place = partner[at] if token is not None else len(other.tokens)
         if run:
-            between = [match for match in other.tokens[before + 1 : place] if id(match) in come and match.weight > 0.5]
+            between = [match for match in other.tokens[before + 1 : place] if id(match) in come and match.weight > 0.3]
             if between and place > before:
-                total += min(sum(t.weight for t in run), sum(t.weight for t in between))
+                total += min(sum(max(t.weight, 0.6) for t in run), sum(max(t.weight, 0.6) for t in between))
         run = []
         before = place
     return total

@@ -11,7 +11,9 @@ A line is one meaning, its words split by commas (English, phrases of several wo
   change the answer where they are on one side only.
 - `@negation`; `@whether` (a question's form in Chinese: 能不能).
 - `@role NAME`: prepositions and the like that say what the next word is to the verb.
-- `@light`: words that say little ("help", "please"); `@function`: words that say nothing.
+- `@light`: words that say little ("want", "step"); `@light noun`: that stand for what it is about, though ("account").
+- `@function`: words that say nothing.
+- `@split`: a word, =, and the words that stand for it (解绑 = 解除 绑定).
 - `@word`: a word of its own that must not be cut in two (Chinese), or is known (for typing errors).
 """
 
@@ -31,11 +33,13 @@ class Entry(NamedTuple):
     """What one word or phrase is."""
 
     sort: str
-    """same, question, scope, modal, tense, person, negation, whether, role, light, function."""
+    """same, split, question, scope, modal, tense, person, negation, whether, role, light, function."""
     name: str
     """Of a frame; of a word, its key."""
     senses: frozenset[str]
     kinds: frozenset[str]
+    parts: tuple[str, ...] = ()
+    """Of a word that is split."""
 
 
 class Lexicon(NamedTuple):
@@ -54,6 +58,7 @@ class _Draft:
         self.name = ""
         self.senses: set[str] = set()
         self.kinds: set[str] = set()
+        self.parts: tuple[str, ...] = ()
 
 
 def _lines(name: str) -> Iterator[tuple[str, str, str]]:
@@ -84,6 +89,11 @@ def _read(name: str, chinese: bool, opposites: dict[str, set[str]]) -> dict[str,
             one, _, other = line.partition("|")
             poles.append((words(one), words(other)))
             continue
+        if sort == "split":
+            whole, _, parts = line.partition("=")
+            draft = drafts.setdefault(words(whole)[0], _Draft())
+            draft.sort, draft.parts = sort, tuple(words(parts))
+            continue
         every = words(line)
         for word in every:
             draft = drafts.setdefault(word, _Draft())
@@ -110,7 +120,9 @@ def _read(name: str, chinese: bool, opposites: dict[str, set[str]]) -> dict[str,
                     raise ValueError(f"words/{name}: {left!r} and {right!r} are opposite, and the same ({sense!r})")
                 _oppose(opposites, drafts[left].senses if len(drafts[left].senses) == 1 else {left}, right, drafts)
     return {
-        word: Entry(draft.sort, draft.name or word, frozenset(draft.senses or {word}), frozenset(draft.kinds))
+        word: Entry(
+            draft.sort, draft.name or word, frozenset(draft.senses or {word}), frozenset(draft.kinds), draft.parts
+        )
         for word, draft in drafts.items()
     }
 
@@ -130,12 +142,17 @@ def _oppose(opposites: dict[str, set[str]], left: set[str], right: str, drafts: 
 def _load() -> Lexicon:
     opposites: dict[str, set[str]] = {}
     english: dict[str, list[tuple[tuple[str, ...], Entry]]] = {}
-    for word, entry in _read("en.txt", False, opposites).items():
+    chinese = _read("zh.txt", True, opposites)
+    latin = _read("en.txt", False, opposites)
+    for word, entry in chinese.items():
+        if word.isascii() and entry.sort == "same":  # app, wifi: in both
+            known = latin.get(key := stem(word))
+            latin[key] = entry if known is None else known._replace(senses=known.senses | entry.senses)
+    for word, entry in latin.items():
         parts = tuple(word.split())
         english.setdefault(parts[0], []).append((parts, entry))
     for phrases in english.values():
         phrases.sort(key=lambda phrase: -len(phrase[0]))
-    chinese = _read("zh.txt", True, opposites)
     return Lexicon(
         MappingProxyType({first: tuple(phrases) for first, phrases in english.items()}),
         MappingProxyType(chinese),

@@ -218,6 +218,15 @@ def quantity(value: float, unit: str) -> str:
     return f"{dimension}:{number_key(round(value * factor, 6))}"
 
 
+def together(one: str, other: str) -> str:
+    """Key of a quantity written in two units (1 hour 30 minutes); "": these are two."""
+    dimension, _, value = one.partition(":")
+    second, _, more = other.partition(":")
+    if dimension != second or dimension not in ("s", "months", "mm", "g") or float(more) >= float(value):
+        return ""
+    return f"{dimension}:{number_key(float(value) + float(more))}"
+
+
 def suffixed(word: str) -> str:
     """Key of a number with letters on it (2.5k, 10gb, 3pm, 1st); "": it is another thing (an id, a model's name)."""
     if position := ordinal(word):

@@ -28,6 +28,7 @@ _PIECES: Final = re.compile(
     r"""|(?P<stop>[,;:.?!、()\[\]{}"…]+)""",
     re.VERBOSE,
 )
+_REWRITTEN: Final = (("双11", "双十一"), ("双12", "双十二"), ("24/7", "24 hours"))
 _LETTERS: Final = re.compile(r"[^\W_]+")
 _HAN: Final = re.compile(r"[\u3400-\u9fff]+")
 _NONE: Final[frozenset[str]] = frozenset()
@@ -78,13 +79,23 @@ class Reading(NamedTuple):
     tenses: frozenset[str]
     persons: frozenset[str]
     linked: bool
-    """Holds and, or, between: an order that says nothing."""
+    """Holds and, or, between, the distance of two: an order that says nothing."""
     chinese: float
     """Share of Chinese characters among letters."""
     foreign: bool
     """In a script that is neither Latin nor Chinese."""
     grams: frozenset[str]
     """Pairs of neighbouring characters, blanks and marks left out."""
+
+
+_RELATIVE: Final = frozenset({"when", "where", "which", "who"})
+_CALENDAR: Final = {
+    "s:3600": ("hourly", "每小时"),
+    "s:86400": ("daily", "每天"),
+    "s:604800": ("weekly", "每周"),
+    "months:1": ("monthly", "每月"),
+    "months:12": ("yearly", "每年"),
+}
 
 
 @dataclass(slots=True)
@@ -98,6 +109,8 @@ class _Piece:
 
 def read(text: str) -> Reading:
     shown = unicodedata.normalize("NFKC", text).translate(_QUOTES).strip()
+    for written, meant in _REWRITTEN:
+        shown = shown.replace(written, meant)
     low = shown.lower()
     if len(low) != len(shown):
         shown = low
@@ -161,7 +174,10 @@ def _segment(found: list[_Piece], run: str) -> None:
             if length <= digits and length < 2:
                 continue
             if (entry := chinese.get(word)) is not None or (word in numerals.UNITS and length > 1):
-                found.append(_Piece("han", word, word, False, entry))
+                if entry is not None and entry.parts:
+                    found.extend(_Piece("han", part, part, False, chinese.get(part)) for part in entry.parts)
+                else:
+                    found.append(_Piece("han", word, word, False, entry))
                 at += length
                 break
         else:
@@ -188,15 +204,30 @@ def _phrases(pieces: list[_Piece]) -> list[_Piece]:
                     at + size <= count
                     and all(pieces[at + i].key == parts[i] and pieces[at + i].sort == "word" for i in range(1, size))
                 ):
+                    if entry.parts:
+                        found.extend(_Piece("word", part, part, False, _single(part)) for part in entry.parts)
+                        at += size
+                        break
                     piece.entry = entry
                     if size > 1:
                         piece = _Piece("word", " ".join(one.text for one in pieces[at : at + size]), " ".join(parts))
                         piece.entry = entry
                         at += size - 1
+                    found.append(piece)
+                    at += 1
                     break
+            else:
+                found.append(piece)
+                at += 1
+            continue
         found.append(piece)
         at += 1
     return found
+
+
+def _single(word: str) -> Entry | None:
+    phrases = LEXICON.english.get(word, ())
+    return phrases[-1][1] if phrases and len(phrases[-1][0]) == 1 else None
 
 
 def _numbers(pieces: list[_Piece]) -> list[_Piece]:
@@ -281,6 +312,9 @@ def _numbers(pieces: list[_Piece]) -> list[_Piece]:
         if value is not None:
             key, used = _measured(pieces, texts, at, used, value, written)
         if key:
+            if found and found[-1].sort == "value" and (sum_of := numerals.together(found[-1].key, key)):
+                key = sum_of  # 1 hour 30 minutes
+                found.pop()
             found.append(_Piece("value", "".join(texts[at : at + used]), key))
             at += used
             continue
@@ -397,22 +431,29 @@ def _frame(text: str, pieces: list[_Piece]) -> Reading:
     negations = 0
     linked = foreign = False
     role = ""
+    used = False
     for at, piece in enumerate(pieces):
         sort, key, entry = piece.sort, piece.key, piece.entry
         if entry is not None and not (piece.name and entry.sort != "same"):
-            what, name, senses, kinds = entry
+            what, name, senses, kinds, _ = entry
             if what == "same":
                 tokens.append(Token(key, senses, kinds, "name" if piece.name else "word", role, True, 1.0))
-                role = ""
-            elif what == "light":
-                tokens.append(Token(key, senses, kinds, "light", "", True, 0.2))
+                used = True
+                continue
+            if used:  # the words that the preposition goes with have ended
+                role, used = "", False
+            if what == "light":
+                tokens.append(Token(key, senses, kinds, "light", role, True, 0.35 if name == "noun" else 0.15))
             elif what in ("question", "negation"):
-                if what == "question":
-                    questions.add(name)
-                else:
+                if what == "negation":
                     negations += 1
+                elif name in _RELATIVE and questions and " " not in key:
+                    continue
+                else:
+                    questions.add(name)
                 if key not in senses:
                     tokens.append(Token(key, senses, kinds, "stand-in", "", True, 0.0))
+                linked = linked or name == "far"
             elif what == "scope":
                 scopes.append(name)
             elif what == "role":
@@ -428,12 +469,13 @@ def _frame(text: str, pieces: list[_Piece]) -> Reading:
         if sort == "word":
             tokens.append(Token(key, frozenset((key,)), _NONE, "name" if piece.name else "word", role, False, 1.0))
         elif sort == "han":
-            if len(key) == 1:
-                tokens.append(Token(key, frozenset((key,)), _NONE, "char", role, False, 0.6))
-                continue  # the role holds for the whole name
-            tokens.append(Token(key, frozenset((key,)), _NONE, "word", role, False, 1.0))
+            single = len(key) == 1
+            tokens.append(
+                Token(key, frozenset((key,)), _NONE, "char" if single else "word", role, False, 0.6 if single else 1.0)
+            )
         elif sort == "value":
-            tokens.append(Token(key, frozenset((key,)), _NONE, "number", role, True, 1.0))
+            senses = frozenset((key, *_CALENDAR[key])) if key in _CALENDAR else frozenset((key,))
+            tokens.append(Token(key, senses, _NONE, "number", role, True, 1.0))
         elif sort in ("id", "link", "code"):
             key = key or piece.text
             tokens.append(Token(key, frozenset((key,)), _NONE, "id", role, False, 1.0))
@@ -441,11 +483,12 @@ def _frame(text: str, pieces: list[_Piece]) -> Reading:
             foreign = True
             tokens.append(Token(piece.text, frozenset((piece.text,)), _NONE, "word", role, False, 1.0))
         elif sort == "sign" and (_beside_value(pieces, at) or piece.text in ("&", "=", "<", ">")):
-            tokens.append(Token(piece.text, frozenset((piece.text,)), _NONE, "id", "", True, 1.0))
-            continue
+            tokens.append(Token(piece.text, frozenset((piece.text,)), _NONE, "id", role, True, 1.0))
         else:
+            if used:
+                role, used = "", False
             continue
-        role = ""
+        used = True
     letters = "".join(_LETTERS.findall(text))
     return Reading(
         text,
