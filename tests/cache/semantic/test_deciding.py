@@ -140,7 +140,7 @@ def test_clean_labels_open_a_laxer_rung_and_wrong_ones_close_it() -> None:
 
 
 def test_a_partition_whose_own_hits_are_wrong_is_closed_alone() -> None:
-    d = decider(sample=0.2)
+    d = decider(sample=0.1)
     for i in range(40):
         choice = ask(
             d, 0.93, "how do I go" + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"[i], partition="bad/m", rng=SAMPLED

@@ -1,11 +1,12 @@
 """How strict to be, so that at most a share δ of what is served is wrong. Pure.
 
 Every look-up has a score in [0, 1] of how sure the verifier is. A *rung* is a threshold on it; a pool learns from
-labelled samples which rungs keep their wrong hits at or below δ.
+labelled samples which rungs keep their wrong hits at or below δ. Since labels come from a judge that overlooks some of
+what is wrong, they are held against a target below δ.
 
 A rung is certified by betting (Waudby-Smith and Ramdas 2024, section 4; Ville's inequality): a gambler who stakes
-against "the risk is above δ" starts with 1 and multiplies by 1 - λ·w·(wrong - δ) at every label, which under that
-hypothesis is a supermartingale; once it has 1/α, the hypothesis is rejected, at whatever moment one looks. λ =
+against "the risk is above the target δ" starts with 1 and multiplies by 1 - λ·w·(wrong - δ) at every label, which under
+that hypothesis is a supermartingale; once it has 1/α, the hypothesis is rejected, at whatever moment one looks. λ =
 (δ - r)/(δ(1 - δ)) is the stake of somebody who believes in a risk r < δ; several such beliefs are mixed. w corrects for
 scores that are labelled more often than others: the least propensity among the rung's scores, over this one's.
 
@@ -26,13 +27,13 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["ALPHA", "IDENTICAL", "Pool", "Rung", "enough", "interval"]
+__all__ = ["ALPHA", "CLEAN", "IDENTICAL", "Pool", "Rung", "enough", "interval"]
 
 ALPHA: Final = 0.05
 ALPHA_DOWN: Final = 0.03
 ALPHA_UP: Final = 0.02
-ALARM: Final = 1 / 0.002
-"""Labels, about, between two false alarms of a rung whose risk is δ (e-CUSUM: its mean run length is at least this)."""
+ALARM: Final = 100.0
+"""Labels, at least, between two false alarms of a rung that is as wrong as it may be, on average (e-CUSUM)."""
 CLEAN: Final = 300
 """Labels before which nothing is believed, however clean."""
 IDENTICAL: Final = 1.0
@@ -44,7 +45,7 @@ _RESERVE: Final = 0.25
 _REFRESH: Final = 1_000
 """Labels at which half of the reserve is put in; then at twice as many, and so on."""
 _SUSPICIONS: Final = (2.0, 6.0, 20.0)
-"""Risk as a multiple of δ."""
+"""Risk as a multiple of what it may be."""
 _BROKE: Final = -1e9
 """Logarithm of a capital that is gone; finite, since JSON has no infinity."""
 
@@ -67,8 +68,8 @@ class Rung(msgspec.Struct, gc=False):
     wrong: float = 0.0
     """Both weighted."""
 
-    def learn(self, wrong: float, weight: float, delta: float, target: float) -> bool:
-        """A label in [0, 1]. `target`: of certification; the alarm is of a risk above `delta`. True: it goes off."""
+    def learn(self, wrong: float, weight: float, target: float) -> bool:
+        """A label in [0, 1]. `target`: the most of them that may be wrong. True: the alarm goes off."""
         self.labels += weight
         self.wrong += weight * wrong
         for i, (share, part) in enumerate(_BELIEFS):
@@ -82,9 +83,9 @@ class Rung(msgspec.Struct, gc=False):
         if self.labels >= CLEAN:
             self.peak = max(self.peak, _log_sum(self.bets))
         for i, times in enumerate(_SUSPICIONS):
-            risk = min(times * delta, 0.95)
-            stake = max(0.0, (risk - delta) / (delta * (1 - delta)))
-            self.alarm[i] = max(0.0, self.alarm[i] + math.log1p(stake * weight * (wrong - delta)))
+            risk = min(times * target, 0.95)
+            stake = max(0.0, (risk - target) / (target * (1 - target)))
+            self.alarm[i] = max(0.0, self.alarm[i] + math.log1p(stake * weight * (wrong - target)))
         if max(self.alarm) >= math.log(ALARM * len(_SUSPICIONS)):
             self.alarm = [0.0] * len(_SUSPICIONS)
             return True
@@ -149,11 +150,11 @@ class Pool(msgspec.Struct):
         rung = self.certified()
         return max(rung, self.shipped) if trust_shipped and self.starting(target) else rung
 
-    def learn(self, score: float, wrong: float, weight: float, delta: float, target: float, serving: int) -> bool:
+    def learn(self, score: float, wrong: float, weight: float, target: float, serving: int) -> bool:
         """A label of a score below IDENTICAL, while rung `serving` was served. True: a rung was given up for it."""
         fell = False
         for i, rung in enumerate(self.rungs):
-            if score >= rung.threshold and rung.learn(wrong, weight, delta, target) and i <= serving:
+            if score >= rung.threshold and rung.learn(wrong, weight, target) and i <= serving:
                 self.refuted = True
                 for laxer in self.rungs[i:]:
                     if laxer.won(ALPHA_DOWN):
@@ -161,9 +162,9 @@ class Pool(msgspec.Struct):
                 fell = True
         return fell
 
-    def learn_same(self, wrong: float, weight: float, delta: float, target: float) -> None:
+    def learn_same(self, wrong: float, weight: float, target: float) -> None:
         """A label of questions that differ in nothing but form."""
-        if self.same.learn(wrong, weight, delta, target):
+        if self.same.learn(wrong, weight, target):
             self.same.forget()
             self.same_closed = True
         elif self.same_closed and self.same.won(ALPHA):

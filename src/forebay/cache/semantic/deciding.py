@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from forebay.cache.semantic.bound import ALPHA, IDENTICAL, Pool, interval
+from forebay.cache.semantic.bound import ALPHA, CLEAN, IDENTICAL, Pool, interval
 from forebay.cache.semantic.guard import read
 from forebay.config.cache import Mode, Semantic
 
@@ -31,10 +31,10 @@ MOST_REFUTED: Final = 10_000
 MOST_POPULAR: Final = 10_000
 MOST_COMPARED: Final = 5
 """Neighbours that the guard looks at: 0.2 ms each."""
-REVERIFY: Final = frozenset({8, 64, 512, 4_096})
+REVERIFY: Final = frozenset({4, 16, 64, 256, 1_024, 4_096})
 """Hits of one entry at which it is compared again."""
-EAGER: Final = 4.0
-"""Times the configured share is sampled until a pool has learned enough."""
+EAGER: Final = 8.0
+"""Times the configured share is sampled of what is served on trust, without enough labels of one's own."""
 
 
 class Verdict(Protocol):
@@ -220,8 +220,8 @@ class Decider:
         if self._digest(asked, best.question) in self._refuted:
             return Choice(near=best.entry, similarity=best.cosine, score=score, why="refuted")
         passes, closed = self._passes(score, pool, own)
-        settled = not pool.pool.starting(self._target) and pool.pool.certified() >= 0
-        share = self._rules.sample if settled else min(1.0, EAGER * self._rules.sample)
+        trusted = pool.pool.same.labels < CLEAN if score >= IDENTICAL else pool.pool.starting(self._target)
+        share = min(1.0, EAGER * self._rules.sample) if trusted else self._rules.sample
         if passes:
             if rng.random() < share:
                 ticket = self._ticket(best, asked, language, partition, score, 1.0, would_hit=True)
@@ -337,8 +337,8 @@ class Decider:
                 tally.labels += 1
                 tally.wrong += wrong
             if identical:
-                learned.pool.learn_same(wrong, pending.weight, self._rules.delta, self._target)
-            elif learned.pool.learn(pending.score, wrong, pending.weight, self._rules.delta, self._target, serving):
+                learned.pool.learn_same(wrong, pending.weight, self._target)
+            elif learned.pool.learn(pending.score, wrong, pending.weight, self._target, serving):
                 learned.scored = Tally(hits=tally.hits)
         if not same:
             self._refute(pending.question, pending.known)

@@ -1,8 +1,9 @@
-"""Whether two answers say the same. It labels what the bound learns from, so its own mistakes are measured and counted.
+"""Whether two answers say the same. It labels what the bound learns from, so its own mistakes are measured.
 
-A right hit that is taken for wrong costs hits; a wrong one that is taken for right would break the bound. The bound
-therefore asks for δ times (1 - MISS), where MISS bounds the second kind, as measured on labelled pairs of answers
-(benchmarks/cache/pairs/answers.tsv). Where the answers do not tell, a model may be asked (cache.semantic.judge).
+A right hit that is taken for wrong looks like an error that no threshold avoids: with δ at one in a hundred there must
+be next to none of them. So answers are DIFFERENT only on strong evidence, and what it overlooks is measured instead, on
+labelled pairs of answers (benchmarks/cache/pairs/answers.tsv): the bound asks for δ times (1 - MISS). Where the answers
+do not tell, a model may be asked (cache.semantic.judge).
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ from typing import Final, Protocol
 
 __all__ = ["MISS", "Judged", "Opinion", "judge", "prompt", "read_reply"]
 
-MISS: Final = 0.25
-"""At most this share of different answers is taken for the same."""
+MISS: Final = 0.6
+"""At most this share of different answers is not noticed, with 95 %: 31 of 64 in that file, at most 0.6 by Clopper and
+Pearson. Of its 52 pairs that say the same none is taken for different."""
 SAME_FROM: Final = 0.85
-"""Cosine of two answers from which they say the same unless the guard objects."""
-DIFFERENT_BELOW: Final = 0.45
+"""Cosine of two answers from which they say the same, unless the guard objects."""
+DIFFERENT_BELOW: Final = 0.6
+SHORT: Final = 300
+"""Characters; in longer answers one may name what the other leaves out."""
 LONGEST: Final = 2_000
 """Characters of an answer that are compared; of longer ones, half from either end."""
+
+
+_NUMBER: Final = re.compile(r"\d+")
 
 
 class Opinion(StrEnum):
@@ -38,8 +45,8 @@ class Judged:
 
     @property
     def same(self) -> bool:
-        """What the bound takes it for: what nobody could tell counts as wrong."""
-        return self.opinion is Opinion.SAME
+        """What the bound takes it for; that what nobody could tell may be wrong is what MISS is for."""
+        return self.opinion is not Opinion.DIFFERENT
 
 
 class _Verdict(Protocol):
@@ -61,18 +68,24 @@ def judge(
     fresh: str, known: str, cosine: Callable[[str, str], float], compare: Callable[[str, str], _Verdict]
 ) -> Judged:
     """`cosine`: of two texts, by the embedder; asked only where the words do not tell. `compare`: the guard's."""
-    a, b = _plain(shortened(fresh)), _plain(shortened(known))
+    fresh, known = shortened(fresh), shortened(known)
+    a, b = _plain(fresh), _plain(known)
     if a == b:
         return Judged(Opinion.SAME, "equal")
     if not a or not b:
         return Judged(Opinion.DIFFERENT, "empty")
-    alike = cosine(shortened(fresh), shortened(known))
+    alike = cosine(fresh, known)
     if alike < DIFFERENT_BELOW:
         return Judged(Opinion.DIFFERENT, "cosine")
-    conflict = compare(shortened(fresh), shortened(known)).conflict
-    if conflict:
+    numbers = [frozenset(_NUMBER.findall(text)) for text in (a, b)]
+    if all(numbers) and numbers[0].isdisjoint(numbers[1]):
+        return Judged(Opinion.DIFFERENT, "number")
+    conflict = compare(fresh, known).conflict
+    if conflict == "entity" and max(len(fresh), len(known)) <= SHORT:
         return Judged(Opinion.DIFFERENT, conflict)
-    return Judged(Opinion.SAME if alike >= SAME_FROM else Opinion.UNSURE, "cosine")
+    if alike >= SAME_FROM and not conflict:
+        return Judged(Opinion.SAME, "cosine")
+    return Judged(Opinion.UNSURE, conflict or "cosine")
 
 
 def prompt(asked: str, fresh: str, known: str) -> list[dict[str, str]]:
