@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["postgres_server"]
+pytest_plugins = ["postgres_server", "redis_server"]
 
 settings.register_profile("default", deadline=None, max_examples=100, print_blob=True)
 settings.register_profile(

@@ -14,7 +14,7 @@
 `GET /limits` → {"limits": [limit, …]}
 `POST /limits/remove` {name} → {"limit": …}
 
-What each does is said in `ledger.directory`. Beside them the routes of engineapi, alertapi and of usage.
+What each does is said in `ledger.directory`. Beside them the routes of engineapi, alertapi, cacheapi and of usage.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 from forebay.admin.alertapi import alert_routes
 from forebay.admin.alerting import Alerting
 from forebay.admin.alerts import make_alerting, rules_of
+from forebay.admin.cacheapi import cache_routes
 from forebay.admin.elsewhere import Telling
 from forebay.admin.engines import Engines
 from forebay.admin.following import Following
@@ -117,7 +118,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
             engines=priced,
         )
     public = Server(public_app(state, keys, usage_endpoint(usage)), socket.socket(fileno=start.fds[0]))
-    more = (alert_routes(alerting), usage_routes(usage))
+    more = (alert_routes(alerting), usage_routes(usage), cache_routes(state, keys))
     servers = (public, Server(private_app(state, keys, live, *more), unix))
     async with asyncio.TaskGroup() as group:
         background = [

@@ -48,6 +48,7 @@ COMMANDS = MappingProxyType(
         "ledger": Command(
             "forebay.cli.ledger", "app", "Verify the ledger's books, see how far they are, and correct them."
         ),
+        "cache": Command("forebay.cli.cache", "app", "Cached answers: what they save, what they are; forget some."),
         "alerts": Command("forebay.cli.alerts", "app", "List alerts, and test the receivers of alerts."),
         "launch": Command(
             "forebay.cli.launch",

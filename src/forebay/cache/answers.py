@@ -1,0 +1,460 @@
+"""An answer as it is kept, and as it is given again: whole or event by event, whichever was asked for.
+
+What is kept is what the client got, byte for byte, without the event that says usage, which is kept beside it. Given in
+the form that it came in, only its `id` changes: two answers of one id would be one to who stores answers by it.
+`created` stays, since that is when it was made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from forebay.api import folding, openai
+from forebay.ledger.tokens import NO_TOKENS, Tokens
+from forebay.wire import sse
+
+DONE: Final = b"[DONE]"
+_DONE: Final = b"data: [DONE]\n\n"
+_EVENT: Final = b"data: %b\n\n"
+_AROUND: Final = 1_400
+"""Bytes an answer takes in memory beside its texts, measured, a worker's books on it included."""
+
+
+class Unfit(StrEnum):
+    """Why an answer is not kept."""
+
+    UNREADABLE = "unreadable"
+    ERROR = "error"
+    CUT = "cut"  # it has no [DONE], or no finish_reason that says it is whole
+    LENGTH = "length"  # by max_tokens
+    FILTERED = "filtered"
+    EMPTY = "empty"
+    TOOL_CALL = "tool_call"  # not wanted, or its arguments are no JSON
+    LARGE = "large"
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an answer beside its bytes."""
+
+    id: str
+    """Of the entry: 16 hexadecimal digits."""
+    created: float
+    """Unix time."""
+    ttl: float
+    stale: float = 0.0
+    model: str
+    """As asked for."""
+    version: str = ""
+    partition: str = ""
+    question: str = ""
+    language: str = ""
+    tags: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    tokens: Tokens = NO_TOKENS
+    avoided: int = 0
+    """What it cost, and the next one will not: nano-units of the ledger's currency."""
+    price: bytes = b""
+    """`ledger.pricing.Price` as JSON, which `avoided` was counted by; b"": none was known."""
+    seconds: float = 0.0
+    """That it took to make."""
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a1", gc=False):
+    """Fields are only ever added at the end; what reads otherwise gets another tag, and is a miss to the others."""
+
+    id: str
+    created: float
+    ttl: float
+    stale: float
+    model: str
+    version: str
+    partition: str
+    question: str
+    language: str
+    tags: tuple[str, ...]
+    sources: tuple[str, ...]
+    tokens: Tokens
+    avoided: int
+    price: bytes
+    seconds: float
+    chat: bool
+    """Else a completion."""
+    streamed: bool
+    """How it came, and `body` is: events, [DONE] last; else JSON."""
+    finish_reason: str
+    """Of the first choice."""
+    calls: bool
+    """It calls tools: for equal requests only."""
+    answer_id: str
+    """The `id` in its body."""
+    body: bytes
+    usage: bytes
+    """JSON; b"": the engine said none."""
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes in memory, about."""
+        return _AROUND + len(self.body) + 2 * len(self.question) + len(self.price) + len(self.usage)
+
+    def fresh(self, now: float) -> bool:
+        return now < self.created + self.ttl
+
+    def usable(self, now: float) -> bool:
+        """Fresh, or stale within what is allowed."""
+        return now < self.created + self.ttl + self.stale
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(answer: Answer) -> bytes:
+    return _encoder.encode(answer)
+
+
+def decode(data: bytes) -> Answer | None:
+    """None: it is none, or another version's."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def from_unary(body: bytes, about: About, *, length: bool = False, tool_calls: bool = True) -> Answer | Unfit:
+    """`length`, `tool_calls`: answers that were cut by max_tokens, or call tools, are kept, too."""
+    try:
+        found = folding.read(body)
+    except folding.NotFoldable:
+        return Unfit.UNREADABLE
+    return _kept(found, body, about, streamed=False, length=length, tool_calls=tool_calls)
+
+
+def from_stream(
+    events: bytes, about: About, *, usage: bytes = b"", length: bool = False, tool_calls: bool = True
+) -> Answer | Unfit:
+    """`events`: all that the client was sent, unframed of HTTP. `usage`: what an event that it was not sent said."""
+    plain = _plain(events, about, usage, length=length)
+    if plain is not None:
+        return plain
+    fold = folding.Fold(1 << 40)
+    kept: list[bytes] = []
+    done = False
+    try:
+        for event in sse.split(events):
+            data = sse.data_of(event)
+            if data is None:
+                continue
+            if data == DONE:
+                done = True
+                break
+            chunk = folding.read(data)
+            if _is_error(chunk):
+                return Unfit.ERROR
+            if chunk.get("usage") is not None:
+                usage = _encode(chunk.pop("usage"))
+                if not chunk.get("choices"):
+                    continue
+                event = _EVENT % _encode(chunk)
+            elif event.count(b"\n") != _LINES or b"\r" in event:
+                event = _EVENT % _encode(chunk)
+            fold.add(chunk, len(data))
+            kept.append(event)
+    except (folding.NotFoldable, ValueError):
+        return Unfit.UNREADABLE
+    if not done or not fold.finished:
+        return Unfit.CUT
+    whole = folding.read(fold.answer())
+    return _kept(
+        whole, b"".join((*kept, _DONE)), about, streamed=True, usage=usage, length=length, tool_calls=tool_calls
+    )
+
+
+class _Delta(msgspec.Struct, frozen=True, gc=False):
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: None = None
+
+
+class _Choice(msgspec.Struct, frozen=True, gc=False):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True, gc=False):
+    id: str = ""
+    choices: list[_Choice] = []
+    error: None = None
+    usage: None = None
+    object: str = ""
+
+
+_chunks: Final = msgspec.json.Decoder(list[_Chunk]).decode
+_NEXT: Final = b"\n\ndata: "
+_END: Final = b"\n\n" + _DONE
+
+
+def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer | Unfit | None:
+    """As `from_stream`, of one choice that only talks, as nearly all streams are: taken apart all at once, for a
+    microsecond an event. None: it is another kind."""
+    if not events.startswith(b"data: ") or not events.endswith(_END) or b"\r" in events:
+        return None
+    if events.count(b"\n") != 2 * events.count(_NEXT) + 2:
+        return None
+    try:
+        chunks = _chunks(b"[" + events[6 : -len(_END)].replace(_NEXT, b",") + b"]")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    finish: str | None = None
+    speaks = False
+    first = chunks[0] if chunks else _Chunk()
+    for chunk in chunks:
+        if chunk.object == "error":
+            return Unfit.ERROR
+        if chunk.id != first.id or chunk.object != first.object:
+            return None
+        for choice in chunk.choices:
+            delta = choice.delta
+            if choice.index or (delta is not None and delta.tool_calls):
+                return None
+            if choice.finish_reason is not None:
+                finish = choice.finish_reason
+            if not speaks:
+                speaks = bool(choice.text or (delta is not None and (delta.content or delta.refusal)))
+    unfit = _fault_of({"finish_reason": finish, "text": speaks}, [], length=length)
+    if unfit is not None:
+        return unfit
+    return Answer(
+        **_told(about),
+        chat=first.object != "text_completion",
+        streamed=True,
+        finish_reason=finish or "",
+        calls=False,
+        answer_id=first.id,
+        body=events,
+        usage=usage,
+    )
+
+
+_LINES: Final = 2
+"""Of an event as nearly all write it."""
+_WHOLE: Final = frozenset({"stop", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "end_turn"})
+_CALLED: Final = frozenset({"tool_calls", "function_call"})
+
+
+def _is_error(found: dict[str, Any]) -> bool:
+    return found.get("error") is not None or found.get("object") == "error"
+
+
+def _kept(
+    whole: dict[str, Any],
+    body: bytes,
+    about: About,
+    *,
+    streamed: bool,
+    usage: bytes = b"",
+    length: bool,
+    tool_calls: bool,
+) -> Answer | Unfit:
+    if _is_error(whole):
+        return Unfit.ERROR
+    choices = whole.get("choices")
+    if type(choices) is not list or not choices:
+        return Unfit.EMPTY
+    calls = False
+    for choice in choices:
+        if type(choice) is not dict or type(choice.get("message") or {}) is not dict:
+            return Unfit.UNREADABLE
+        called = _called(choice.get("message"))
+        unfit = _fault_of(choice, called, length=length)
+        if unfit is not None:
+            return unfit
+        calls = calls or bool(called)
+    if calls and not tool_calls:
+        return Unfit.TOOL_CALL
+    said = whole.get("usage")
+    if said is not None:
+        usage = _encode(said)
+    return Answer(
+        **_told(about),
+        chat=whole.get("object") != "text_completion",
+        streamed=streamed,
+        finish_reason=choices[0]["finish_reason"],
+        calls=calls,
+        answer_id=str(whole.get("id") or ""),
+        body=body,
+        usage=usage,
+    )
+
+
+def _told(about: About) -> dict[str, Any]:
+    return {name: getattr(about, name) for name in About.__struct_fields__}
+
+
+def _called(message: dict[str, Any] | None) -> list[Any]:
+    """The functions that it calls, each with its arguments."""
+    if not message:
+        return []
+    calls = message.get("tool_calls") or ()
+    found = [call.get("function") or call.get("custom") if type(call) is dict else None for call in calls]
+    return [*found, message["function_call"]] if message.get("function_call") else found
+
+
+def _fault_of(choice: dict[str, Any], called: list[Any], *, length: bool) -> Unfit | None:
+    finish = choice.get("finish_reason")
+    if finish == "content_filter":
+        return Unfit.FILTERED
+    if finish == "length":
+        if not length:
+            return Unfit.LENGTH
+    elif finish not in _WHOLE:
+        return Unfit.CUT
+    if finish in _CALLED and not called:
+        return Unfit.TOOL_CALL
+    for function in called:
+        if type(function) is not dict or not _is_json(function):
+            return Unfit.TOOL_CALL
+    message = choice.get("message") or {}
+    if not (called or message.get("content") or message.get("refusal") or choice.get("text")):
+        return Unfit.EMPTY
+    return None
+
+
+def _is_json(function: dict[str, Any]) -> bool:
+    if "input" in function:  # of a custom tool: any text
+        return True
+    try:
+        msgspec.json.decode(function.get("arguments") or "{}")
+    except (msgspec.MsgspecError, TypeError, RecursionError):
+        return False
+    return True
+
+
+def as_json(answer: Answer, answer_id: str) -> bytes:
+    """The whole answer, under an id of its own."""
+    return _renamed(turned(answer, streamed=False), answer_id)
+
+
+def as_stream(answer: Answer, answer_id: str, include_usage: bool) -> bytes:
+    """All of its events in one, [DONE] last. `include_usage`: as `stream_options` asked."""
+    answer = turned(answer, streamed=True)
+    events = _renamed(answer, answer_id)
+    if not include_usage or not answer.usage:
+        return events
+    said = events[: -len(_DONE)]
+    return said + _usage_event(said, answer.usage) + _DONE
+
+
+def as_events(answer: Answer, answer_id: str, include_usage: bool) -> list[bytes]:
+    """As `as_stream`, event by event, each with its blank line."""
+    return sse.split(as_stream(answer, answer_id, include_usage))
+
+
+def turned(answer: Answer, *, streamed: bool) -> Answer:
+    """The same answer as if it had come that way."""
+    if answer.streamed == streamed:
+        return answer
+    body = _unfolded(answer) if streamed else _folded(answer)
+    return msgspec.structs.replace(answer, streamed=streamed, body=body)
+
+
+def _folded(answer: Answer) -> bytes:
+    fold = folding.Fold(1 << 40)
+    for event in sse.split(answer.body):
+        data = sse.data_of(event)
+        if data is not None and data != DONE:
+            fold.add(folding.read(data), len(data))
+    whole = fold.answer()
+    return openai.rewritten(whole, {"usage": answer.usage}, {}) if answer.usage else whole
+
+
+def _usage_event(events: bytes, usage: bytes) -> bytes:
+    """Like the other events of these."""
+    first = events[events.index(b"{") : events.index(b"\n")]
+    return _EVENT % openai.rewritten(first, {"choices": b"[]", "usage": usage}, {})
+
+
+def _unfolded(answer: Answer) -> bytes:
+    whole = folding.read(answer.body)
+    kind = "chat.completion.chunk" if answer.chat else "text_completion"
+    head = {**{k: v for k, v in whole.items() if k not in ("choices", "usage")}, "object": kind}
+    events: list[bytes] = []
+
+    def say(index: int, said: dict[str, Any], finish: object = None, logprobs: object = None) -> None:
+        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish}
+        events.append(_EVENT % _encode({**head, "choices": [choice]}))
+
+    for place, choice in enumerate(whole["choices"]):
+        index = choice.get("index", place)
+        rest = {k: v for k, v in choice.items() if k not in _OF_CHOICE}
+        if answer.chat:
+            for delta in _deltas(choice.get("message") or {}):
+                say(index, {"delta": delta})
+            say(index, {"delta": {}, **rest}, choice.get("finish_reason"), choice.get("logprobs"))
+        else:
+            for piece in _pieces(choice.get("text") or ""):
+                say(index, {"text": piece})
+            say(index, {"text": "", **rest}, choice.get("finish_reason"), choice.get("logprobs"))
+    return b"".join((*events, _DONE))
+
+
+_OF_CHOICE: Final = frozenset({"index", "message", "text", "finish_reason", "logprobs"})
+
+
+def _deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"role": message.get("role") or "assistant", "content": ""}
+    others = {k: v for k, v in message.items() if k not in _SAID and v is not None}
+    if others:
+        yield others
+    for name in ("reasoning_content", "reasoning", "content", "refusal"):
+        text = message.get(name)
+        if type(text) is str:
+            for piece in _pieces(text):
+                yield {name: piece}
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function") or {}
+        arguments = function.get("arguments")
+        yield {"tool_calls": [{**call, "index": index, "function": {**function, "arguments": ""}}]}
+        for piece in _pieces(arguments or ""):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+_SAID: Final = frozenset({"role", "content", "reasoning", "reasoning_content", "refusal", "tool_calls"})
+_WORD: Final = re.compile(r"\s*(?:[\u3000-\u9fff\uf900-\ufaff\uff00-\uffef]{1,2}|[^\s\u3000-\u9fff]{1,12})|\s+")
+_MOST_PIECES: Final = 512
+
+
+def _pieces(text: str) -> list[str]:
+    """About as an engine would say it, token by token; a long text in larger ones."""
+    if len(text) > 2 * _MOST_PIECES:
+        size = -(-len(text) // _MOST_PIECES)
+        return [text[at : at + size] for at in range(0, len(text), size)]
+    return _WORD.findall(text)
+
+
+def _renamed(answer: Answer, answer_id: str) -> bytes:
+    """JSON strings cannot contain the pattern: their quotes are escaped."""
+    if not answer.answer_id:
+        return answer.body
+    old, new = _encode(answer.answer_id), _encode(answer_id)
+    return answer.body.replace(b'"id":' + old, b'"id":' + new).replace(b'"id": ' + old, b'"id": ' + new)
+
+
+def text_of(answer: Answer) -> str:
+    """What it says and calls, its reasoning left out, for comparing."""
+    texts: list[str] = []
+    for choice in folding.read(turned(answer, streamed=False).body)["choices"]:
+        message = choice.get("message") or {}
+        parts = (choice.get("text"), message.get("content"), message.get("refusal"))
+        texts += [part for part in parts if type(part) is str and part]
+        for function in _called(message):
+            texts.append(f"{function.get('name')}({function.get('arguments') or function.get('input') or ''})")
+    return "\n".join(texts)

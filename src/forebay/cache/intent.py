@@ -1,0 +1,207 @@
+"""Questions whose answer is another for someone else, at another time or place, or each time anew. English and Chinese.
+
+Such a question is not looked for. A rule that takes one too many costs an engine call; one that misses some gives a
+wrong answer, so rules lean to the former. Still, a question about how something is done ("how do I check my balance")
+is none of them: what it asks is the same for everyone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+TIME: Final = "time"
+PERSONAL: Final = "personal"
+PLACE: Final = "place"
+CHANCE: Final = "chance"
+
+_MOST: Final = 800
+"""Characters up to which all of a text is read; of a longer one, which brings its material along, the ends: that is
+where the asker speaks."""
+_END: Final = 200
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_TIME_WORDS: Final = _words(
+    "today today's todays tonight tonight's tomorrow tomorrow's yesterday yesterday's now currently nowadays recently "
+    "lately latest newest recent current this last next present moment breaking live news headlines weather forecast "
+    "still until till ago left old time date day month year rate rates price prices these"
+)
+_ORDER_WORDS: Final = _words(
+    "show tell give list read check get find pull look fetch see display retrieve open view track summarize summarise "
+    "compare"
+)
+_PLACE_WORDS: Final = _words("near nearby nearest close closest around next my")
+_CHANCE_WORDS: Final = _words(
+    "random randomly password passwords passphrase passphrases uuid uuids guid guids dice die coin lottery key keys "
+    "token tokens secret secrets"
+)
+"""One of these is in every question that the rule takes: most questions have none, and most rules need not be tried."""
+_NO_WORD: Final = str.maketrans(dict.fromkeys('\t\n\r!"#$%&()*+,-./:;<=>?@[]^_`{|}~，。？！', " "))
+
+_ENGLISH_TIME: Final = re.compile(
+    r"\b(?:"
+    r"today'?s?|tonight(?:'s)?|tomorrow(?:'s)?|yesterday(?:'s)?|currently|nowadays|recently|lately|latest|newest|"
+    r"most recent|recent (?:news|events?|changes?|updates?|releases?|developments?|versions?)|"
+    r"now(?! that\b| on\b|here)|these days|at (?:the moment|present|this (?:moment|time))|as of this|"
+    r"this (?:morning|afternoon|evening|week|weekend|month|quarter|year|season|summer|winter|spring|autumn|fall)|"
+    r"(?:last|next) (?:night|week|weekend|month|quarter|year|season|summer|winter|spring|autumn|"
+    r"monday|tuesday|wednesday|thursday|friday|saturday|sunday|"
+    r"january|february|march|april|may|june|july|august|september|october|november|december)|"
+    r"current (?:\w+ )?(?:time|date|day|month|year|weather|temperature|prices?|rates?|status|version|events?|news|"
+    r"affairs|president|minister|ceo|king|queen|pope|champions?|leader|population|market|traffic|score|situation|"
+    r"record|trends?|exchange|offers?|deals?|promotions?|wait|inventory|stock|season|phase|release)|"
+    r"what(?:'s| is)? (?:the )?(?:exact )?(?:time|date|day|month|year) (?:is (?:it|this)|it is|in \w+)|"
+    r"what(?: is|'s) the (?:time|date)$|"
+    r"breaking|live (?:score|scores|price|prices|updates?|stream|news|traffic)|news|headlines|weather|forecast|"
+    r"(?:\d+|a few|some|many|two|three|four|five|six|ten|an?) (?:minutes?|hours?|days?|weeks?|months?) ago|"
+    r"(?:days|weeks|months|hours|minutes|long|time) (?:left |remaining )?(?:until|till)|"
+    r"(?:hours|minutes|days|weeks|months|time) (?:are |is )?left|"
+    r"how old (?:is|are) (?!the (?:universe|earth|world|solar|sun|moon))\w+|"
+    r"still (?:open|closed|available|in stock|down|working|valid|alive|on|running|delayed|playing|president|ceo)|"
+    r"(?:what(?:'s| is| are)|how much(?: is| are)?)\b.{0,40}\b(?:exchange rates?|interest rates?|mortgage rates?|"
+    r"(?:stock|share|gold|silver|oil|gas|petrol|bitcoin|btc|eth|crypto) prices?|prices? of (?:gold|silver|oil|bitcoin|"
+    r"btc|ethereum|eth))"
+    r")(?!\w)"
+)
+_OWN: Final = (
+    r"(?:\w+ ){0,2}(?:balances?|orders?|bills?|invoices?|statements?|transactions?|payments?|deposits?|withdrawals?|"
+    r"account (?:number|balance|status|details|limit|id|type)|accounts?|credit (?:limit|score)|limit|subscription|plan|"
+    r"usage|quota|appointments?|schedule|calendar|meetings?|bookings?|reservations?|flights?|tickets?|seat|gate|"
+    r"shipments?|packages?|parcels?|delivery|deliveries|refunds?|points|miles|rewards|salary|paycheck|payslip|pay|bonus|"
+    r"taxes|grades?|scores?|results?|policy(?: number)?|claims?|cases?|applications?|visa status|status|progress|"
+    r"phone(?: number)?|address|email|emails|inbox|messages?|names?|birthday|age|password|pin|ip|location|manager|"
+    r"boss|team|tasks?|todos?|notes?|files?|documents?|(?:vacation|sick|leave|holiday) days?|leave|benefits|contract|"
+    r"bmi|weight|height|blood (?:type|pressure|group)|prescriptions?|medication|doctor|mortgage|loan|portfolio|"
+    r"investments?|savings?|spending|expenses?|budget|debts?)"
+)
+_ENGLISH_MY: Final = re.compile(
+    r"\b(?:"
+    r"(?:what|which|when|where|who)(?:'s| is| are| was| were| will| would)(?: \w+){0,3}? my " + _OWN + r"|"
+    r"how (?:much|many|old|tall|far|long)\b.{0,30}\b(?:is|are|was|were|in|on|of|left (?:in|on)) my " + _OWN + r"|"
+    r"(?:has|have|is|are|was|were|did|does|will) my " + _OWN + r")(?!\w)"
+)
+_ENGLISH_I: Final = re.compile(
+    r"\b(?:(?:what|which|when|where|who|how much|how many)\b.{0,40}\b(?:do i (?:owe|earn|have(?! to\b))|have i\b|"
+    r"did i\b|am i\b)|how (?:much|many)\b.{0,40}\bi (?:owe|spent|spend|earned|have left|ordered|bought|paid)|"
+    r"who am i|where (?:am i|do i live)|how old am i|do i (?:still )?(?:owe|qualify)|am i (?:eligible|registered|"
+    r"enrolled|subscribed|approved|overdrawn)|have i (?:paid|been|got|reached|received)|"
+    r"(?:remember|know) who i am)(?!\w)"
+)
+_ENGLISH_ORDER: Final = re.compile(
+    r"(?:^\W*|[.!?,;:\n] *|\b(?:please|can you|could you|will you|would you|i want to|i need to|i would like to|"
+    r"i'd like to|let me|just|and|then) +)(?:please )?(?:show|tell|give|list|read|check|get|find|pull up|look up|"
+    r"fetch|see|display|retrieve|open|view|track|summari[sz]e|compare)(?: me| us)?(?: all| about)?(?: of)? my "
+    + _OWN
+    + r"\b"
+)
+_ENGLISH_PLACE: Final = re.compile(
+    r"\b(?:near(?:est|by)?|close(?:st)?|around|next) (?:to )?(?:me|here|us|my)\b|\bnearby\b|"
+    r"\bwhere(?:'s| is| are) (?:the |an? )?(?:nearest|closest)\b|"
+    r"\bin my (?:area|city|town|country|region|neighbou?rhood)\b"
+)
+_ENGLISH_CHANCE: Final = re.compile(
+    r"\b(?:generate|give me|pick|choose|create|make(?: up)?|suggest|roll|flip|toss|draw|produce|spin|throw)\b.{0,40}"
+    r"\b(?:random\w*|passwords?|passphrases?|uuids?|guids?|dice|die|coin|lottery|"
+    r"(?:api|secret|access|encryption) keys?|tokens?|secrets?)\b"
+)
+_HOW: Final = re.compile(
+    r"\bhow (?:do|does|can|could|should|would|to|may|might|must)\b|\bwhere (?:do|can|should|could) i\b|"
+    r"\b(?:steps?|ways?|guide|instructions|tutorial|code|function|script|regex|query|sql|program) "
+    r"(?:to|for|that|which)\b|怎么|怎样|如何|咋|方法|步骤|教程|代码|函数|脚本|在哪里?(?:查|看|改|找|设|修|取|申请|下载)|哪里(?:可以|能)"
+)
+
+_CHINESE_TIME: Final = re.compile(
+    "今天|今日|今晚|今早|今夜|今年|明天|明日|明早|明晚|明年|昨天|昨日|昨晚|昨夜|前天|后天(?!性|的?培养|努力|习得)|去年|"
+    "前年|后年|本周|这周|这一?个?(?:星期|礼拜)|上周|下周|上个?(?:星期|礼拜)|下个?(?:星期|礼拜)|周末(?=.*[吗?？])|"
+    "本月|这个月|上个?月|下个?月|月底|本季度?|上季度|下季度|本年度?|年底|"
+    "现在(?!完成|进行|分词|时态?的?用法|主义)|目前|当前(?!目录|路径|文件|行|列|用户|分支|页|窗口|进程|线程|工作|标签|节点|元素|会话|类|对象)|"
+    "眼下|此刻|此时|如今|当下|最近|近期|近日|近来|刚刚|刚才|最新|实时|即时(?!通讯|通信|编译|贴现)|"
+    "几点了|几点钟了?|几号了|星期几了|周几了|天气|气温|下雨吗|下雪吗|股价|汇率(?=.*(?:多少|几))|金价|油价|房价|币价|行情|大盘|"
+    "新闻(?!稿|学|专业|系|发布|传播|工作|特写|写作|体裁|标题怎么|的特点|价值)|热搜|比分|赛况|赛果|路况|限行|"
+    "多大了|几岁了|多大年纪|多少岁了|还有(?:多少|几)(?:天|个?小时|分钟|个?月|周)|(?:多少|几)天后?(?:过年|放假|开学|高考)|倒计时|截至|截止(?:到|目前)|"
+    "还(?:在|有|能|开|没)[^。？?，,]{0,8}(?:货|营业|开门|上映|有效|维修|维护)|停电|停水"
+)
+_OWN_ZH: Final = (
+    "(?:余额|订单|快递|包裹|物流|外卖|账单|欠款|额度|信用分|征信|积分|里程|流量|话费|电费|水费|燃气费|学费|年假|病假|假期|假|"
+    "工资|薪水|薪资|奖金|社保|公积金|医保|个税|成绩|分数|绩点|排名|学分|报告|检查结果|化验单|预约|挂号|行程|航班|车票|机票|门票|"
+    "座位|日程|会议|待办|邮件|消息|密码|手机号|电话|地址|身份证号|卡号|账号|帐号|名字|姓名|生日|年龄|合同|保单|理赔|退款|返现|"
+    "报销|工单|申请|审批|进度|套餐|会员|优惠券|红包|礼品卡|存款|贷款|房贷|车贷|花呗|理财|收益|基金|股票|持仓|账户|帐户|卡里|"
+    "血型|体重|身高|病历|处方|药|主治医生|领导|经理|部门|工号|学号|位置|待遇|提成|考勤|绩效|发票)"
+)
+_CHINESE_PERSONAL: Final = re.compile(
+    "(?:我|俺|咱|本人)(?:们)?的?[^，。？！?!,;；]{0,6}?" + _OWN_ZH + "[^，。？！?!,;；]{0,8}?"
+    "(?:是?多少|剩(?:多少|几|余)|几[个天张笔次分件条号点]|到哪|到了哪|在哪(?!里?(?:查|看|改|找|设|修|取|申请|下载))|是(?:什么|啥|哪|谁)|"
+    "什么时候|啥时候|何时|多久|了吗|了没|没有?[?？]|了么|怎么样了|咋样了|状态|到账|发货|通过|批了|好了)|"
+    "(?:我|本人|我们)(?:现在|目前|还|一共|总共|今年|这个月|已经|到底){0,2}(?:欠|剩下?|有|花了?|赚了?|存了?|用了?|休了?)(?:多少|几)|"
+    "我(?:是谁|叫什么|姓什么|住在?哪|几岁|多大|多高|多重|在哪(?!里?(?:可以|能|查|看|改|找|办|买|下载)))|(?:记得|认识|知道)我(?:是谁|吗|叫)?|"
+    "我(?:符合|满足|有没有|有|够)[^，。？！?!,;；]{0,6}(?:条件|资格)(?:吗|么|没)"
+)
+_CHINESE_ORDER: Final = re.compile(
+    "(?:查|查询|查看|查一查|查查|查一下|看看|看一下|看下|告诉我|列出|列一下|显示|打开|找一下|找找|调出|读一下|念一下|总结)(?:一下|下)?"
+    "(?:我|本人|我们|我自己)的?[^，。？！?!,;；]{0,6}?" + _OWN_ZH
+)
+_CHINESE_PLACE: Final = re.compile(
+    "(?:^|[\\s，。？！,.?!我这在找去看搜查有])附近|离(?:我|这|这里|这儿|我家)(?:最近|不远|多远)|我(?:这里|这儿|这边|所在)|我(?:们)?(?:当地|本地)"
+)
+_CHINESE_CHANCE: Final = re.compile(
+    "随机(?:选|挑|抽|生成|给|来|推荐|说|讲|出|取|产生)|(?:掷|扔|丢|投|抛|摇)(?:一?个|一?次|一?下)?(?:骰子|色子|硬币)|抽(?:一?个|一?支|一?下)?签|摇号|"
+    "(?:生成|给我|来一?个|弄一?个|想一?个|设一?个|取一?个|起一?个|造一?个)[^，。？！?!,;；]{0,10}(?:密码|口令|密钥|uuid|UUID|验证码|随机)"
+)
+_HAN: Final = re.compile("[\u4e00-\u9fff]")
+
+
+def of(text: str) -> str:
+    """TIME, PERSONAL, PLACE, CHANCE, or "": its answer is the same for all."""
+    if len(text) > _MOST:
+        text = text[:_END] + "\n" + text[-_END:]
+    text = text.lower()
+    if text.isascii():
+        return _english(text)
+    text = text.replace("\u2019", "'")
+    return (_chinese(text) if _HAN.search(text) else "") or _english(text)
+
+
+def _english(text: str) -> str:
+    words = text.translate(_NO_WORD).split()
+    if not _TIME_WORDS.isdisjoint(words) and _ENGLISH_TIME.search(text):
+        return TIME
+    if (
+        ("my" in words and _mine(text, words))
+        or ("i" in words and _ENGLISH_I.search(text))
+        or ("me" in words and _KNOWN.search(text))
+    ) and not _HOW.search(text):
+        return PERSONAL
+    if not _PLACE_WORDS.isdisjoint(words) and _ENGLISH_PLACE.search(text):
+        return PLACE
+    if not _CHANCE_WORDS.isdisjoint(words) and _ENGLISH_CHANCE.search(text) and not _HOW.search(text):
+        return CHANCE
+    return ""
+
+
+def _mine(text: str, words: list[str]) -> bool:
+    return _ENGLISH_MY.search(text) is not None or (
+        not _ORDER_WORDS.isdisjoint(words) and _ENGLISH_ORDER.search(text) is not None
+    )
+
+
+_KNOWN: Final = re.compile(r"\bdo you (?:remember|know|recogni[sz]e) me\b")
+
+
+def _chinese(text: str) -> str:
+    if _CHINESE_TIME.search(text):
+        return TIME
+    if (
+        ("我" in text or "本人" in text or "咱" in text or "俺" in text)
+        and (_CHINESE_PERSONAL.search(text) or _CHINESE_ORDER.search(text))
+        and not _HOW.search(text)
+    ):
+        return PERSONAL
+    if _CHINESE_PLACE.search(text):
+        return PLACE
+    if _CHINESE_CHANCE.search(text) and not _HOW.search(text):
+        return CHANCE
+    return ""

@@ -1,0 +1,349 @@
+"""What must be equal for an answer to be given again, as two digests; and what is never looked for.
+
+`read` takes a request apart: `exact` is a digest of all of it, `scope` of all but the last user turn's text, which is
+then the `question`. Both hold whose it is (`Facts.tenant`), the model as asked for and what it stands for, versions and
+locale. JSON's freedom (order of keys, white space, escapes, 1 or 1.0) makes no difference; a field that is not known to
+leave the answer as it is does.
+
+BLAKE2b of 128 bits, not a faster hash: who could make two requests that look alike could have another tenant's answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from math import inf, isfinite
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from forebay import errors
+from forebay.api.openai import ChatBody, CompletionBody
+from forebay.cache import intent
+from forebay.config.cache import Cache, CachedModel, Share
+
+WISH: Final = b"x-forebay-cache"
+KNOWLEDGE: Final = b"x-forebay-knowledge"
+TAGS: Final = b"x-forebay-cache-tags"
+SOURCES: Final = b"x-forebay-cache-sources"
+MOST_LABELS: Final = 16
+_LABEL: Final = re.compile(r"[A-Za-z0-9_.:/@+-]{1,128}")
+FORM: Final = "1"
+"""Of keys: where what they hold or leave out changes, this does, so that hosts of two versions share nothing wrong."""
+_SIZE: Final = 16
+_ORDINARY: Final = CachedModel()
+_LEAVES_IT: Final = (
+    "model",  # in the facts
+    "stream",
+    "stream_options",
+    "user",
+    "safety_identifier",
+    "metadata",
+    "store",
+    "service_tier",
+    "priority",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+)
+"""Fields that do not change what is answered."""
+
+
+class Wish(NamedTuple):
+    """What a request's head asks of caches."""
+
+    looks: bool = True
+    """It may be given an answer that is known."""
+    stores: bool = True
+    """Its answer may be kept."""
+    only: bool = False
+    """It wants nothing but an answer that is known: a miss is 504."""
+    most_age: float = inf
+    """Seconds."""
+    why: str = ""
+    """The words that ask for less than everything."""
+
+
+ANYTHING: Final = Wish()
+
+
+class Facts:
+    """What of a key is the same for all requests of one caller for one model; to be made once.
+
+    `locale`: of Accept-Language, as it came. `knowledge`: of X-Forebay-Knowledge."""
+
+    __slots__ = ("by_end_user", "hash", "model", "off", "partition", "semantic", "stale", "ttl", "version")
+
+    def __init__(
+        self,
+        rules: Cache,
+        account: tuple[str, str, str, str, str, str],
+        model: str,
+        target: str,
+        locale: str = "",
+        knowledge: str = "",
+    ) -> None:
+        """`account`: key id, key name, organisation, department, project, user, as `gateway.callers.Caller.account`."""
+        own = rules.models.get(target, _ORDINARY)
+        tenant, shown = _shared_by(rules.share, account)
+        self.model = model
+        self.partition = "/".join((*shown, model))
+        """Whose, for people: as `cache.messages.Find.partition`."""
+        self.version = ":".join(filter(None, (rules.version, own.version, knowledge)))
+        self.ttl = own.ttl if own.ttl is not None else rules.ttl
+        self.stale = rules.stale
+        self.off = "" if own.enabled else "model"
+        self.semantic = rules.semantic.enabled and own.semantic
+        self.by_end_user = rules.share is Share.END_USER
+        parts = (FORM, tenant, model, target, rules.version, own.version, locale, knowledge)
+        self.hash = hashlib.blake2b(msgspec.json.encode(parts), digest_size=_SIZE)
+
+    def __repr__(self) -> str:
+        return f"<Facts {self.partition} {self.version}>"
+
+
+class Asked(NamedTuple):
+    exact: bytes
+    """16 bytes."""
+    scope: bytes
+    """16 bytes; b"": meaning is not compared, for the reason `why`."""
+    question: str
+    """The last user turn's text; "" where there is none."""
+    why: str
+
+
+class Bypassed(NamedTuple):
+    why: str
+    """attachment, audio, chance, end_user, large, logprobs, model, personal, place, search, temperature, time, tools,
+    unreadable."""
+
+
+def wish_of(fields: Mapping[bytes, bytes]) -> Wish:
+    """Of X-Forebay-Cache and Cache-Control (RFC 9111, 5.2.1). Raises Refusal: another word in the former."""
+    word, control = fields.get(WISH), fields.get(b"cache-control")
+    if word is None and control is None:
+        return ANYTHING
+    found = _controlled(control) if control is not None else ANYTHING
+    if word is None:
+        return found
+    match word.strip().lower():
+        case b"bypass":
+            return Wish(looks=False, stores=False, why="bypass")
+        case b"refresh":
+            return Wish(looks=False, stores=found.stores, why="refresh")
+        case b"only":
+            return found._replace(looks=True, only=True)
+        case b"use":
+            return found
+    raise errors.bad_request(
+        f"X-Forebay-Cache must be bypass, refresh, only or use, not '{errors.shown(word.decode('latin-1'))}'.",
+        param="x-forebay-cache",
+        code="wrong_type",
+    )
+
+
+def _controlled(control: bytes) -> Wish:
+    found = ANYTHING
+    for part in control.lower().split(b","):
+        name, _, value = part.strip().partition(b"=")
+        value = value.strip(b' "')
+        if name == b"no-store":
+            return Wish(looks=False, stores=False, why="no-store")
+        if name == b"no-cache":
+            found = found._replace(looks=False, why="no-cache")
+        elif name == b"only-if-cached":
+            found = found._replace(only=True)
+        elif name == b"max-age" and value.isdigit():
+            found = found._replace(most_age=float(value[:12]), looks=found.looks and value.strip(b"0") != b"")
+    return found
+
+
+def _shared_by(share: Share, account: tuple[str, str, str, str, str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(who shares, for the digest; the same for people). A key that has nothing at that level shares with no other."""
+    if share is Share.EVERYONE:
+        return ("*",), ("*",)
+    key, _, *names = account
+    depth = _DEPTHS.get(share, 5)
+    own = tuple(names[:depth])
+    if depth > len(names) or not own[-1]:
+        own = (*names, key)
+    return own, tuple(quote(name, safe=_PLAIN) if name else "-" for name in own)
+
+
+_PLAIN: Final = "._:@+-"
+_DEPTHS: Final = {Share.ORGANISATION: 1, Share.DEPARTMENT: 2, Share.PROJECT: 3, Share.USER: 4}
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    if value.is_integer():
+        return int(value)
+    if not isfinite(value):
+        raise ValueError(text)  # JSON has no other word for it than null
+    return value
+
+
+MOST_BYTES: Final = 1 << 20
+"""Of a request that is looked for: a larger one would hold up the event loop for milliseconds."""
+_CLOSE_LOOK: Final = 1 << 14
+"""Bytes up to which 1 and 1.0 are the same: a reading of numbers one by one."""
+_decode: Final = msgspec.json.Decoder(dict[str, Any], float_hook=_number).decode
+_decode_large: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+_UNREADABLE: Final = Bypassed("unreadable")
+_FAILURES: Final = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+
+
+def read(body: ChatBody | CompletionBody, payload: bytes, facts: Facts, rules: Cache) -> Asked | Bypassed:
+    """`payload`: the request's JSON with the model's defaults in it, and as asked: without what limits lowered."""
+    if facts.off:
+        return Bypassed(facts.off)
+    if facts.by_end_user and not body.end_user:
+        return Bypassed("end_user")
+    size = len(payload)
+    if size > MOST_BYTES:
+        return Bypassed("large")
+    try:
+        fields = _decode(payload) if size <= _CLOSE_LOOK else _decode_large(payload)
+        for name in _LEAVES_IT:
+            if name in fields:
+                del fields[name]
+        if None in fields.values():
+            fields = {name: value for name, value in fields.items() if value is not None}
+        why = _uncached(fields, rules)
+        if why:
+            return Bypassed(why)
+        why = "" if facts.semantic else "semantic"
+        question: str | None = None
+        if type(body) is ChatBody:
+            found = _conversation(fields.get("messages"), rules)
+            if isinstance(found, Bypassed):
+                return found
+            question = found
+            why = why or _not_compared(question, fields)
+        else:
+            why = why or "completion"
+        state = facts.hash.copy()
+        if facts.by_end_user:
+            state.update(msgspec.json.encode(body.end_user))
+        state.update(_encode(fields))
+        scope = b"" if why else state.digest()
+        state.update(b"\0" if question is None else b"\1" + question.encode())
+    except _FAILURES:
+        return _UNREADABLE
+    return Asked(state.digest(), scope, question or "", why)
+
+
+def _uncached(fields: dict[str, Any], rules: Cache) -> str:
+    """Why, by its settings, it is not looked for; or ""."""
+    temperature = fields.get("temperature", 1)
+    if type(temperature) not in (int, float) or temperature > rules.max_temperature:
+        return "temperature"
+    if not _RARE.isdisjoint(fields):
+        if fields.get("logprobs", False) is not False or "prompt_logprobs" in fields:
+            return "logprobs"
+        if any(fields.get(name) for name in _LOOKS_UP):
+            return "search"
+        if fields.get("audio") or "audio" in (fields.get("modalities") or ()):
+            return "audio"
+        for tool in fields.get("tools") or ():
+            if type(tool) is not dict or tool.get("type", "function") not in ("function", "custom"):
+                return "search"
+    return ""
+
+
+_LOOKS_UP: Final = ("web_search_options", "enable_search", "search_parameters", "search_options", "plugins")
+"""Of several vendors: the answer rests on what a search finds now."""
+_RARE: Final = frozenset((*_LOOKS_UP, "logprobs", "prompt_logprobs", "audio", "modalities", "tools"))
+_OF_TOOLS: Final = frozenset({"tool_calls", "tool_call_id", "function_call"})
+_TEXTS: Final = frozenset({"text", "refusal"})
+
+
+def _conversation(messages: Any, rules: Cache) -> str | Bypassed | None:
+    """The last user turn's text, with null left in its place; None: the last turn is no user's, or has none."""
+    if type(messages) is not list:
+        return _UNREADABLE
+    for message in messages:
+        if type(message) is not dict:
+            return _UNREADABLE
+        if not _OF_TOOLS.isdisjoint(message) and any(map(message.get, _OF_TOOLS)):
+            return Bypassed("tools")
+        content = message.get("content")
+        if type(content) is list:
+            for part in content:
+                if type(part) is not dict:
+                    return _UNREADABLE
+                if part.get("type") not in _TEXTS:
+                    return Bypassed("attachment")
+    last = messages[-1] if messages else {}
+    if last.get("role") in ("tool", "function"):
+        return Bypassed("tools")
+    turns = 0
+    for message in reversed(messages):
+        if message.get("role") == "user":
+            text = _text_of(message)
+            why = intent.of(text) if text else ""
+            if why and not (why == intent.PERSONAL and rules.personal):
+                return Bypassed(why)
+            turns += 1
+            if turns == _TURNS:
+                break
+    question: str | None = None
+    if last.get("role") == "user":
+        content = last.get("content")
+        if type(content) is str:
+            question, last["content"] = content, None
+        elif type(content) is list and content and type(content[-1].get("text")) is str:
+            question, content[-1]["text"] = content[-1]["text"], None
+    return question
+
+
+_TURNS: Final = 2
+"""Of the user that are looked at for what depends on time or asker: "and in Paris?" goes on from the one before."""
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if type(content) is str:
+        return content
+    if type(content) is list:
+        return "\n".join([part["text"] for part in content if type(part.get("text")) is str])
+    return ""
+
+
+def _not_compared(question: str | None, fields: dict[str, Any]) -> str:
+    """Why its meaning is not compared, or ""."""
+    if question is None:
+        return "last_turn"
+    if not question or question.isspace():
+        return "empty"
+    return "n" if fields.get("n", 1) != 1 else ""
+
+
+def labels_of(fields: Mapping[bytes, bytes]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(tags, ids of sources) of X-Forebay-Cache-Tags and X-Forebay-Cache-Sources, by which its answer can be purged.
+    Raises Refusal."""
+    tags, sources = fields.get(TAGS), fields.get(SOURCES)
+    if tags is None and sources is None:
+        return (), ()
+    return _listed(TAGS, tags), _listed(SOURCES, sources)
+
+
+def _listed(header: bytes, value: bytes | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    found = tuple(dict.fromkeys(filter(None, (part.strip() for part in value.decode("latin-1").split(",")))))
+    wrong = next((part for part in found if not _LABEL.fullmatch(part)), None)
+    if wrong is None and len(found) <= MOST_LABELS:
+        return found
+    name = header.decode()
+    raise errors.bad_request(
+        f"{name} has more than {MOST_LABELS} names."
+        if wrong is None
+        else f"{name} is a list of names, each of at most 128 letters, digits and signs of _.:/@+-, separated by "
+        f"commas; '{errors.shown(wrong)}' is none.",
+        param=name,
+        code="wrong_type",
+    )

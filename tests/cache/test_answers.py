@@ -1,0 +1,402 @@
+"""Answers come back as they came, in both forms; what is not whole is not kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from forebay.cache import answers
+from forebay.cache.answers import (
+    About,
+    Answer,
+    Unfit,
+    as_events,
+    as_json,
+    as_stream,
+    from_stream,
+    from_unary,
+    text_of,
+    turned,
+)
+from forebay.ledger.tokens import Tokens
+from forebay.wire import sse
+
+ABOUT = About(
+    id="0123456789abcdef",
+    created=1_700_000_000.0,
+    ttl=60.0,
+    stale=5.0,
+    model="chat",
+    version="2",
+    partition="acme/chat",
+    question="怎么开具发票",
+    language="zh",
+    tags=("faq",),
+    sources=("doc:1",),
+    tokens=Tokens(3, 1, 0, 0, 5, 2),
+    avoided=77,
+    price=b"{}",
+    seconds=1.5,
+)
+USAGE = {"prompt_tokens": 4, "completion_tokens": 7, "total_tokens": 11}
+CALLS = [
+    {"id": "call_1", "type": "function", "function": {"name": "pay", "arguments": '{"to": "发票", "sum": 3}'}},
+    {"id": "call_2", "type": "function", "function": {"name": "stop", "arguments": "{}"}},
+]
+
+
+def unary(message: dict[str, Any] | None = None, finish: Any = "stop", **more: Any) -> bytes:
+    said = {"role": "assistant", "content": "你好, how are you?"} if message is None else message
+    choice = {"index": 0, "message": said, "logprobs": None, "finish_reason": finish}
+    return msgspec.json.encode(
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 5,
+            "model": "chat",
+            "system_fingerprint": "fp",
+            "choices": [choice],
+            "usage": USAGE,
+            **more,
+        }
+    )
+
+
+def chunk(delta: dict[str, Any] | None, finish: str | None = None, index: int = 0, **more: Any) -> bytes:
+    choices = [] if delta is None else [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}]
+    return msgspec.json.encode(
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion.chunk",
+            "created": 5,
+            "model": "chat",
+            "choices": choices,
+            **more,
+        }
+    )
+
+
+def stream(*chunks: bytes, done: bool = True) -> bytes:
+    return b"".join(b"data: %b\n\n" % c for c in chunks) + (b"data: [DONE]\n\n" if done else b"")
+
+
+HELLO = (
+    chunk({"role": "assistant", "content": ""}),
+    chunk({"content": "你"}),
+    chunk({"content": "好"}),
+    chunk({}, "stop"),
+)
+
+
+def kept(found: Answer | Unfit) -> Answer:
+    assert isinstance(found, Answer), found
+    return found
+
+
+def chunks_of(events: list[bytes]) -> list[ChatCompletionChunk]:
+    """As the SDK reads them."""
+    assert events[-1] == b"data: [DONE]\n\n"
+    return [ChatCompletionChunk.model_validate_json(sse.data_of(event) or b"") for event in events[:-1]]
+
+
+# --- as it came ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_comes_back_byte_for_byte_but_for_its_id() -> None:
+    events = stream(*HELLO)
+    answer = kept(from_stream(events, ABOUT, usage=msgspec.json.encode(USAGE)))
+    assert answer.body == events
+    again = as_stream(answer, "chatcmpl-2", include_usage=False)
+    assert again == events.replace(b"chatcmpl-1", b"chatcmpl-2")
+    assert as_stream(answer, "chatcmpl-1", include_usage=False) == events
+    *_, usage = chunks_of(as_events(answer, "chatcmpl-2", include_usage=True))
+    assert usage.usage is not None
+    assert (usage.usage.total_tokens, usage.choices, usage.id, usage.model) == (11, [], "chatcmpl-2", "chat")
+
+
+def test_an_answer_comes_back_byte_for_byte_but_for_its_id() -> None:
+    body = json.dumps(json.loads(unary()), indent=1).encode()
+    answer = kept(from_unary(body, ABOUT))
+    assert as_json(answer, "chatcmpl-2") == body.replace(b"chatcmpl-1", b"chatcmpl-2")
+    assert (answer.finish_reason, answer.calls, answer.chat, answer.streamed) == ("stop", False, True, False)
+    assert json.loads(answer.usage) == USAGE
+
+
+def test_an_id_within_what_is_said_stays() -> None:
+    said = 'as in {"id":"chatcmpl-1"}'
+    answer = kept(from_unary(unary({"role": "assistant", "content": said}), ABOUT))
+    assert ChatCompletion.model_validate_json(as_json(answer, "x")).choices[0].message.content == said
+
+
+def test_an_answer_without_an_id_gets_none() -> None:
+    body = unary({"role": "assistant", "content": None, "tool_calls": [{**CALLS[0], "id": ""}]}, "tool_calls", id="")
+    answer = kept(from_unary(body, ABOUT))
+    assert as_json(answer, "x") == body
+
+
+def test_it_is_encoded_and_decoded() -> None:
+    answer = kept(from_stream(stream(*HELLO), ABOUT))
+    assert answers.decode(answers.encode(answer)) == answer
+    for name in About.__struct_fields__:
+        assert getattr(answer, name) == getattr(ABOUT, name)
+
+
+def test_what_another_version_has_kept_is_none() -> None:
+    data = answers.encode(kept(from_stream(stream(*HELLO), ABOUT)))
+    assert answers.decode(data.replace(b"\xa2a1", b"\xa2a9")) is None
+    assert answers.decode(data[:-9]) is None
+    assert answers.decode(b"") is None
+
+
+def test_what_a_later_version_adds_at_the_end_is_passed_over() -> None:
+    fields = msgspec.msgpack.decode(answers.encode(kept(from_stream(stream(*HELLO), ABOUT))))
+    assert answers.decode(msgspec.msgpack.encode([*fields, "more"])) == answers.decode(msgspec.msgpack.encode(fields))
+
+
+def test_its_time() -> None:
+    answer = kept(from_stream(stream(*HELLO), ABOUT))
+    made = ABOUT.created
+    assert [(answer.fresh(made + t), answer.usable(made + t)) for t in (0, 59, 60, 64, 65)] == (
+        [(True, True), (True, True), (False, True), (False, True), (False, False)]
+    )
+
+
+# --- the other form --------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_given_as_a_stream() -> None:
+    message = {
+        "role": "assistant",
+        "content": "你好, how are you?",
+        "reasoning_content": "well, well",
+        "annotations": [{"a": 1}],
+    }
+    answer = kept(from_unary(unary(message), ABOUT))
+    chunks = chunks_of(as_events(answer, "chatcmpl-2", include_usage=True))
+    assert [c.id for c in chunks] == ["chatcmpl-2"] * len(chunks)
+    assert {c.object for c in chunks} == {"chat.completion.chunk"}
+    deltas = [c.choices[0].delta for c in chunks[:-1]]
+    assert deltas[0].role == "assistant"
+    assert "".join(d.content or "" for d in deltas) == message["content"]
+    assert "".join(getattr(d, "reasoning_content", None) or "" for d in deltas) == message["reasoning_content"]
+    assert len([d for d in deltas if d.content]) > 3, "in pieces"
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(deltas) - 1) + ["stop"]
+    assert chunks[-1].usage is not None
+    without = chunks_of(as_events(answer, "chatcmpl-2", include_usage=False))
+    assert [c.usage for c in without] == [None] * len(deltas)
+
+
+def test_a_stream_is_given_as_an_answer() -> None:
+    answer = kept(from_stream(stream(*HELLO), ABOUT, usage=msgspec.json.encode(USAGE)))
+    whole = ChatCompletion.model_validate_json(as_json(answer, "chatcmpl-2"))
+    assert (whole.id, whole.object, whole.created, whole.model) == ("chatcmpl-2", "chat.completion", 5, "chat")
+    assert whole.choices[0].message.content == "你好"
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == 11
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@given(TEXT, TEXT, st.booleans(), st.lists(TEXT, max_size=2))
+def test_turned_twice_it_says_the_same(content: str, reasoning: str, calls: bool, more: list[str]) -> None:
+    message: dict[str, Any] = {"role": "assistant", "content": content or ("" if not calls else None)}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = CALLS
+    body = unary(message, "tool_calls" if calls else "stop")
+    whole = json.loads(body)
+    whole["choices"] += [
+        {
+            **whole["choices"][0],
+            "index": i,
+            "message": {"role": "assistant", "content": text or "x"},
+            "finish_reason": "stop",
+        }
+        for i, text in enumerate(more, 1)
+    ]
+    found = from_unary(msgspec.json.encode(whole), ABOUT)
+    if not content and not calls:
+        assert found is Unfit.EMPTY
+        return
+    answer = kept(found)
+    events = turned(answer, streamed=True)
+    assert json.loads(turned(events, streamed=False).body) == whole
+    again = kept(from_stream(events.body, ABOUT, usage=answer.usage))
+    assert (again.body, again.calls, again.finish_reason) == (events.body, answer.calls, answer.finish_reason)
+    assert text_of(again) == text_of(answer)
+
+
+def test_a_long_answer_is_cut_into_few_pieces() -> None:
+    text = "word " * 20_000
+    events = as_events(kept(from_unary(unary({"content": text}), ABOUT)), "x", include_usage=False)
+    assert len(events) < 600
+    assert "".join(c.choices[0].delta.content or "" for c in chunks_of(events)) == text
+
+
+def test_completions_come_back_in_both_forms() -> None:
+    body = msgspec.json.encode(
+        {
+            "id": "cmpl-1",
+            "object": "text_completion",
+            "created": 5,
+            "model": "m",
+            "choices": [{"index": 0, "text": "upon a time", "logprobs": None, "finish_reason": "stop"}],
+            "usage": USAGE,
+        }
+    )
+    answer = kept(from_unary(body, ABOUT))
+    assert not answer.chat
+    events = as_events(answer, "cmpl-2", include_usage=False)
+    read = [json.loads(sse.data_of(event) or b"")["choices"][0] for event in events[:-1]]
+    assert "".join(choice["text"] for choice in read) == "upon a time"
+    assert [choice["finish_reason"] for choice in read] == [None] * (len(read) - 1) + ["stop"]
+    again = kept(from_stream(b"".join(events), ABOUT, usage=answer.usage))
+    assert not again.chat
+    assert Completion.model_validate_json(as_json(again, "cmpl-3")).choices[0].text == "upon a time"
+    assert text_of(again) == text_of(answer) == "upon a time"
+
+
+# --- what engines do -------------------------------------------------------------------------------------------------
+
+
+def test_usage_within_events_is_kept_beside_them() -> None:
+    """Of clients that ask for it, of vLLM's continuous_usage_stats, of engines that say it with the last words."""
+    plain = stream(chunk({"content": "hi"}), chunk({}, "stop"))
+    for events in (
+        stream(chunk({"content": "hi"}, usage=None), chunk({}, "stop", usage=None), chunk(None, usage=USAGE)),
+        stream(chunk({"content": "hi"}, usage={"prompt_tokens": 1}), chunk({}, "stop", usage=USAGE)),
+    ):
+        answer = kept(from_stream(events, ABOUT))
+        assert json.loads(answer.usage) == USAGE
+        assert as_stream(answer, "chatcmpl-1", include_usage=False).replace(b',"usage":null', b"") == plain
+        assert as_stream(answer, "chatcmpl-1", include_usage=True).count(b'"usage":{') == 1
+
+
+def test_other_framings_become_the_common_one() -> None:
+    first, *others = HELLO
+    odd = (
+        b": ping\r\n\r\nevent: message\r\ndata: " + first.replace(b",", b",\r\ndata: ") + b"\r\n\r\n" + stream(*others)
+    )
+    answer = kept(from_stream(odd, ABOUT))
+    assert chunks_of(as_events(answer, "chatcmpl-1", include_usage=False)) == chunks_of(sse.split(stream(*HELLO)))
+    assert b"\r" not in answer.body
+
+
+def test_tool_calls_and_reasoning_stay_intact() -> None:
+    events = stream(
+        chunk({"role": "assistant", "reasoning_content": "hm"}),
+        chunk(
+            {
+                "tool_calls": [
+                    {"index": 0, "id": "call_1", "type": "function", "function": {"name": "pay", "arguments": ""}}
+                ]
+            }
+        ),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]}),
+        chunk({}, "tool_calls"),
+    )
+    answer = kept(from_stream(events, ABOUT))
+    assert answer.calls
+    assert answer.body == events
+    message = ChatCompletion.model_validate_json(as_json(answer, "x")).choices[0].message
+    assert message.tool_calls is not None
+    call = message.tool_calls[0]
+    assert call.type == "function"
+    assert (call.id, call.function.name, call.function.arguments) == ("call_1", "pay", '{"a":1}')
+    assert getattr(message, "reasoning_content", None) == "hm"
+    assert text_of(answer) == 'pay({"a":1})'
+
+
+TALK = {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", Unfit.UNREADABLE),
+        (b"<html>", Unfit.UNREADABLE),
+        (b"[]", Unfit.UNREADABLE),
+        (b"{}", Unfit.EMPTY),
+        (unary(error={"message": "no"}), Unfit.ERROR),
+        (unary(object="error"), Unfit.ERROR),
+        (unary(TALK, None), Unfit.CUT),
+        (unary(TALK, "abort"), Unfit.CUT),
+        (unary(TALK, 7), Unfit.CUT),
+        (unary(TALK, "length"), Unfit.LENGTH),
+        (unary(TALK, "content_filter"), Unfit.FILTERED),
+        (unary({"role": "assistant", "content": ""}), Unfit.EMPTY),
+        (unary({"role": "assistant", "content": None, "reasoning_content": "hm"}), Unfit.EMPTY),
+        (unary({"role": "assistant", "content": "x"}, "tool_calls"), Unfit.TOOL_CALL),
+        (
+            unary({"content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a":'}}]}, "tool_calls"),
+            Unfit.TOOL_CALL,
+        ),
+        (unary({"content": None, "tool_calls": ["f"]}, "tool_calls"), Unfit.TOOL_CALL),
+        (unary({"content": None, "function_call": {"name": "f", "arguments": "{"}}, "function_call"), Unfit.TOOL_CALL),
+        (unary(choices=["x"]), Unfit.UNREADABLE),
+        (unary("x"), Unfit.UNREADABLE),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_not_whole_is_not_kept(body: bytes, why: Unfit) -> None:
+    assert from_unary(body, ABOUT) is why
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        (b"", Unfit.CUT),
+        (stream(*HELLO, done=False), Unfit.CUT),
+        (stream(*HELLO[:-1]), Unfit.CUT),
+        (stream(*HELLO)[:-1], Unfit.UNREADABLE),
+        (stream(*HELLO[:-1], chunk({}, "length")), Unfit.LENGTH),
+        (stream(*HELLO[:-1], chunk({}, "content_filter")), Unfit.FILTERED),
+        (stream(*HELLO[:-1], chunk({}, "abort")), Unfit.CUT),
+        (stream(HELLO[0], HELLO[-1]), Unfit.EMPTY),
+        (stream(HELLO[1], b'{"error":{"message":"out of memory"}}'), Unfit.ERROR),
+        (stream(HELLO[1], b'{"object":"error","message":"x"}', HELLO[-1]), Unfit.ERROR),
+        (stream(b"{", HELLO[-1]), Unfit.UNREADABLE),
+        (stream(b"7", HELLO[-1]), Unfit.UNREADABLE),
+        (stream(chunk({"content": "a"}, index=1), chunk({}, "stop")), Unfit.CUT),
+        (stream(HELLO[1], chunk({}, "tool_calls")), Unfit.TOOL_CALL),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_not_kept(events: bytes, why: Unfit) -> None:
+    assert from_stream(events, ABOUT) is why
+
+
+def test_what_is_kept_only_where_it_is_wanted() -> None:
+    assert kept(from_unary(unary(TALK, "length"), ABOUT, length=True)).finish_reason == "length"
+    assert kept(from_stream(stream(HELLO[1], chunk({}, "length")), ABOUT, length=True)).finish_reason == "length"
+    calling = unary({"content": None, "tool_calls": CALLS}, "tool_calls")
+    assert from_unary(calling, ABOUT, tool_calls=False) is Unfit.TOOL_CALL
+    assert kept(from_unary(calling, ABOUT)).calls
+
+
+@given(
+    st.lists(
+        st.sampled_from([*HELLO, chunk({"content": "\n\ndata: "}), b"{}", b"7", chunk(None, usage=USAGE)]), max_size=6
+    ),
+    st.booleans(),
+)
+def test_the_quick_way_agrees_with_the_slow_one(chunks: list[bytes], done: bool) -> None:
+    events = stream(*chunks, done=done)
+    slow = from_stream(b": slow\n\n" + events, ABOUT)  # a comment is not of the common kind
+    assert from_stream(events, ABOUT) == slow
+
+
+@given(st.binary(max_size=80))
+def test_whatever_comes_is_kept_or_not(data: bytes) -> None:
+    assert isinstance(from_stream(data, ABOUT), Unfit)
+    assert isinstance(from_unary(data, ABOUT), Unfit)
+    assert isinstance(from_stream(b"data: " + data + b"\n\ndata: [DONE]\n\n", ABOUT), Unfit)
