@@ -7,6 +7,8 @@ from collections.abc import Callable
 from copy import copy
 
 from forebay.api.routes import CHAT, Route
+from forebay.cache.key import ANYTHING, Facts, Wish
+from forebay.config.cache import Cache
 from forebay.config.models import Class
 from forebay.gateway.callers import Caller
 from forebay.gateway.handles import Entry
@@ -29,6 +31,8 @@ class Front:
         "cors",
         "entry",
         "explains",
+        "explains_cache",
+        "facts",
         "generation",
         "given_id",
         "limited",
@@ -37,6 +41,7 @@ class Front:
         "session",
         "tags",
         "usage",
+        "wish",
     )
 
     def __init__(
@@ -50,6 +55,8 @@ class Front:
         route: Route = CHAT,
         block: bytes = b"",
         explains: bool = False,
+        explains_cache: bool = False,
+        wish: Wish = ANYTHING,
         session: int = 0,
         tags: Labels = (),
         usage: bool = False,
@@ -64,6 +71,12 @@ class Front:
         self.block = block
         self.explains = explains
         """Whether its answers are to say what admission decided."""
+        self.explains_cache = explains_cache
+        """Whether they are to say why caches had none."""
+        self.wish = wish
+        """What it asks of caches."""
+        self.facts: tuple[Entry, Cache, Facts] | None = None
+        """Of keys, for the last request's entry."""
         self.session = session
         """A number that the requests of its session share; 0: it is of none."""
         self.tags = tags

@@ -89,6 +89,9 @@ class Settling:
                 spent += b',"cost_nano":%d' % booked.cost
         if x.held is not None and gateway.holding is not None:
             gateway.holding.end(x, tokens, cost)
+        if x.part is not None and gateway.caching is not None:
+            gateway.caching.settled(x, count, cost)
+            spent += x.part.logged()
         if not self.log.enabled:
             return
         if x.first_content_at:

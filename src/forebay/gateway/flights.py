@@ -1,0 +1,669 @@
+"""One engine call that equal requests share.
+
+The first of them leads: its exchange goes to an engine as any other, and writes into `Shared` where it would write into
+its client's reply. Everyone who sits in the flight, the leader's client among them, hears all of it from the beginning
+and at its own pace: who keeps up is written to as bytes come; who does not goes on from the log when it has room.
+
+who leaves                                   what becomes of the flight
+a follower                                   nothing
+the leader's client, nothing sent yet        another leads, from its own place in the queue
+the leader's client, later                   the engine goes on for the others
+the last of all                              the engine is told to stop
+
+what ends the leader                         the others
+refused or expired before an engine had it   the next one asks for itself: its own class, deadline and refusal
+its engine failed, nothing came of it        once, the next one leads; a second time all are told
+its engine failed, bytes had come            all are told; no [DONE] follows
+it is whole                                  all have it; in the other form (JSON, events) it is given when it is whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from forebay import errors
+from forebay.api import openai
+from forebay.errors import Outcome, Refusal
+from forebay.wire import sse
+from forebay.wire.message import Request
+from forebay.wire.reply import HELD, Reply
+
+if TYPE_CHECKING:
+    from forebay.gateway.exchange import Exchange
+
+_PIECE: Final = 65_536
+"""Bytes that one who lags behind is written at once, about."""
+_DONE: Final = b"[DONE]"
+_AGAIN: Final = frozenset({Outcome.ENGINE_ERROR, Outcome.ENGINE_TIMEOUT, Outcome.OVERLOADED, Outcome.INTERNAL})
+"""Ends of a leader after which another one tries, once."""
+RESTARTS: Final = 1
+
+
+class End(Enum):
+    NOT = "not"
+    WHOLE = "whole"
+    CUT = "cut"
+
+
+class Host(Protocol):
+    """What a flight needs of whoever keeps it."""
+
+    def leads(self, flight: Flight, x: Exchange) -> None:
+        """It is about to ask for an engine: say so in its head."""
+        ...
+
+    def follows(self, flight: Flight, x: Exchange) -> None:
+        """Another leads instead."""
+        ...
+
+    def heard(self, flight: Flight, x: Exchange) -> None:
+        """A follower has the whole answer."""
+        ...
+
+    def too_large(self, flight: Flight, waiting: list[Exchange]) -> None:
+        """The log is not whole any more: nobody joins, and those who wait for all of it must ask for themselves."""
+        ...
+
+    def over(self, flight: Flight) -> None:
+        """Nobody joins any more."""
+        ...
+
+    def soon(self, what: Callable[[], None]) -> None:
+        """Call it when the event loop comes round."""
+        ...
+
+
+class Seat:
+    """One who hears it. `at`: the next piece of the log, counted from the beginning; `live`: it has all that came."""
+
+    __slots__ = ("_flight", "at", "begun", "counted", "live", "raw", "reply", "write", "x")
+
+    def __init__(self, flight: Flight, x: Exchange, reply: Reply) -> None:
+        self._flight = flight
+        self.x = x
+        self.reply = reply
+        self.at = 0
+        self.begun = False
+        self.live = False
+        self.raw = False
+        self.counted = 0
+        """Bytes of the flight up to which `reply.sent` is right."""
+        self.write: Callable[[bytes], None] = reply.write
+        reply.on_gone, reply.on_pause, reply.on_resume = self.gone, self.block, self.unblock
+
+    def gone(self) -> None:
+        self._flight.left(self)
+
+    def block(self) -> None:
+        self._flight.lags(self)
+
+    def unblock(self) -> None:
+        self._flight.advance(self)
+
+    def let_go(self) -> None:
+        """The reply is its exchange's own again."""
+        x, reply = self.x, self.reply
+        x.reply = reply
+        reply.on_gone, reply.on_pause, reply.on_resume = x.client_gone, None, None
+
+    def __repr__(self) -> str:
+        return f"<Seat of {self.x!r} at {self.at}{' live' if self.live else ''}>"
+
+
+class Flight:
+    """`most`: bytes that its log may have. `silent`: nobody need sit in it for it to go on.
+
+    Mutable state: the seats, the log, and how the answer stands.
+    """
+
+    __slots__ = (
+        "_base",
+        "_first",
+        "_held_bytes",
+        "_host",
+        "_kept",
+        "_live",
+        "_log",
+        "_most",
+        "_writes",
+        "body",
+        "bytes",
+        "end",
+        "exact",
+        "head",
+        "heard",
+        "held",
+        "hides_usage",
+        "keeps",
+        "leader",
+        "restarts",
+        "seats",
+        "settled",
+        "shared",
+        "silent",
+        "status",
+        "stopped",
+        "streams",
+        "ticket",
+    )
+
+    def __init__(self, host: Host, exact: bytes, most: int, *, silent: bool = False) -> None:
+        self._host = host
+        self._most = most
+        self.exact = exact
+        self.silent = silent
+        self.seats: dict[Exchange, Seat] = {}
+        self.leader: Exchange | None = None
+        self.shared: Shared | None = None
+        self.streams = False
+        self.hides_usage = False
+        self.keeps = True
+        """The log is whole."""
+        self.held = False
+        self.stopped = False
+        """The engine is held back: nobody has room."""
+        self.end = End.NOT
+        self.status = 0
+        """Of its answer; 0: it has not begun."""
+        self.head = b""
+        self.body: bytes | None = None
+        """Of an answer that came whole."""
+        self.bytes = 0
+        self.restarts = 0
+        self.ticket = 0
+        self.settled = False
+        """Its leader's books are closed."""
+        self.heard: list[Exchange] = []
+        """Followers that have it all, while the leader's books are open."""
+        self._log: list[bytes] = []
+        self._base = 0
+        """Pieces that are not in the log any more."""
+        self._kept = 0
+        self._held_bytes = 0
+        self._first = b""
+        self._live: tuple[Seat, ...] = ()
+        self._writes: tuple[Callable[[bytes], None], ...] = ()
+
+    # --- who sits in it ----------------------------------------------------------------------------------------------
+
+    def takes(self, most: int) -> bool:
+        """Whether one more may join."""
+        return self.keeps and self.end is not End.CUT and self.status in (0, 200) and len(self.seats) <= most
+
+    def sit(self, x: Exchange) -> None:
+        """Before anybody leads, or behind the leader. One of a better class than a leader that waits takes its place:
+        a flight has the highest class of those in it."""
+        seat = self.seats[x] = Seat(self, x, x.reply)
+        leader = self.leader
+        if leader is not None and x.front.class_.rank < leader.front.class_.rank and leader.waits:
+            leader.withdraw()
+            old = self.seats.get(leader)
+            if old is not None:
+                leader.reply = old.reply
+                self._host.follows(self, leader)
+            self.lead(x)
+        elif self.status:
+            self.advance(seat)
+
+    def depart(self) -> None:
+        """The best of those who sit in it leads; where nobody does, it is over."""
+        if self.leader is not None or self.end is not End.NOT:
+            return
+        x = min(self.seats, key=lambda x: x.front.class_.rank, default=None)
+        if x is None:
+            self._host.over(self)
+        else:
+            self.lead(x)
+
+    def lead(self, x: Exchange, shared: Shared | None = None) -> None:
+        self.leader = x
+        self.streams = x.stream
+        self.hides_usage = x.hides_usage
+        self.shared = x.reply = shared or Shared(self, x.reply)
+        self.shared.leader = x
+        self.shared.on_gone = x.client_gone
+        if x.stream:
+            self.shared.on_pause, self.shared.on_resume = x.pause, x.resume
+        self._host.leads(self, x)
+        x.start()
+
+    def dissolve(self) -> list[Exchange]:
+        """Nobody asks an engine: each has its own reply again."""
+        seats, self.seats = self.seats, {}
+        for seat in seats.values():
+            seat.let_go()
+        self.end = End.CUT
+        self._host.over(self)
+        return list(seats)
+
+    def left(self, seat: Seat) -> None:
+        """Its client is gone."""
+        self._remove(seat)
+        x = seat.x
+        if x.ended:
+            self._look()
+        elif x is self.leader and x.attempts and (self.seats or self.silent):
+            x.left_behind(Outcome.CLIENT_GONE)
+            self._look()
+        else:
+            x.client_gone()
+
+    def put_out(self, x: Exchange, refusal: Refusal) -> bool:
+        """The leader's client is told, and the engine goes on for the others. False: there are none, or none of it is
+        at an engine yet."""
+        seat = self.seats.get(x)
+        if x is not self.leader or not x.attempts or seat is None or len(self.seats) < 2:
+            return False
+        self._remove(seat)
+        if seat.begun:
+            if x.stream:
+                seat.reply.write(refusal.sse())
+            seat.reply.abort()
+        else:
+            seat.reply.refuse(refusal)
+        x.left_behind(refusal.outcome)
+        self._look()
+        return True
+
+    def ends(self, x: Exchange, outcome: Outcome) -> None:
+        """An exchange of it is being settled."""
+        if x is not self.leader:
+            if (seat := self.seats.get(x)) is not None:
+                self._remove(seat)
+            leader = self.leader
+            if leader is None or self.end is not End.NOT:
+                return
+            if not self.seats and not self.silent:
+                leader.abandoned()
+            else:
+                self._look()
+            return
+        self.leader = None
+        own = self.seats.get(x)
+        if self.shared is not None and self.shared.own is not None:
+            self.shared.sent = self.shared.own.sent
+        if self.end is not End.NOT:
+            return
+        if own is not None:
+            self._remove(own)
+        if self.status:
+            self._cut()
+        elif not self.seats:
+            self.end = End.CUT
+            self._host.over(self)
+        elif not x.attempts or (outcome in _AGAIN and self.restarts < RESTARTS):
+            self.restarts += bool(x.attempts)
+            self._host.soon(self.depart)
+        else:
+            self._tell_all(x.refusal or errors.engine_failed("the request that it answered was ended"))
+
+    def _tell_all(self, refusal: Refusal) -> None:
+        self.end = End.CUT
+        self._host.over(self)
+        for x in self.dissolve():
+            x.refuse(refusal)
+
+    def _remove(self, seat: Seat) -> None:
+        self.seats.pop(seat.x, None)
+        if seat.live:
+            self._unlive(seat)
+
+    # --- the answer, as the leader's exchange writes it --------------------------------------------------------------
+
+    def begins(self, status: int, head: bytes) -> None:
+        self.status = status
+        self.head = head
+        self._advance_all()
+
+    def whole(self, status: int, head: bytes, body: bytes) -> None:
+        self.status, self.head, self.body = status, head, body
+        self.end = End.WHOLE
+        if len(body) > self._most:
+            self.keeps = False
+        if status != 200:
+            self._host.over(self)
+        self._advance_all()
+
+    def raw(self, data: bytes) -> None:
+        """One chunk, framed."""
+        n = len(data)
+        self._log.append(data)
+        self.bytes += n
+        self._kept += n
+        if self._kept > self._most:
+            self._overflow()
+        for write in self._writes:
+            write(data)
+
+    def put(self, data: bytes) -> None:
+        if not self._first:
+            self._first = data
+        self.raw(b"%x\r\n%b\r\n" % (len(data), data))
+        if self.held:
+            self._held_bytes += len(data)
+            self._look()
+
+    def ends_whole(self) -> None:
+        self.end = End.WHOLE
+        self._advance_all()
+
+    def cut(self) -> None:
+        """What was said stands, and it does not look whole."""
+        if self.end is End.NOT:
+            self._cut()
+
+    def _cut(self) -> None:
+        self.end = End.CUT
+        self._host.over(self)
+        self._advance_all()
+
+    def hold(self) -> None:
+        self.held = True
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            self._held_bytes = 0
+            self._advance_all()
+            self._look()
+
+    def refuse_leader(self, refusal: Refusal) -> None:
+        seat = self.seats.get(self.leader) if self.leader is not None else None
+        if seat is not None:
+            self._remove(seat)
+            seat.reply.refuse(refusal)
+
+    def events(self) -> bytes:
+        """All that was said, unframed."""
+        return b"".join(map(_unframed, self._log))
+
+    # --- at each one's pace ------------------------------------------------------------------------------------------
+
+    def _advance_all(self) -> None:
+        for seat in tuple(self.seats.values()):
+            self.advance(seat)
+
+    def advance(self, seat: Seat) -> None:
+        """Write it what there is and it has room for."""
+        if not self.status or self.held or (seat.live and self.end is End.NOT):
+            return
+        x, reply = seat.x, seat.reply
+        if self.body is not None and (self.status != 200 or not x.stream):
+            self._dress(seat)
+            reply.send(self.status, self.head, self.body)
+            self._finish(seat)
+            return
+        if x.stream != self.streams:
+            if self.end is End.CUT:
+                self._finish(seat)
+            return  # whole, it gets it in its own form: `Host.heard` of the leader's
+        if not seat.begun:
+            self._begin(seat)
+        if not self._catch_up(seat):
+            return
+        if self.end is not End.NOT:
+            self._finish(seat)
+        elif reply.open:
+            seat.live = True
+            seat.counted = self.bytes
+            self._live = (*self._live, seat)
+            self._writes = (*self._writes, seat.write)
+            self._look()
+
+    def _begin(self, seat: Seat) -> None:
+        seat.begun = True
+        self._dress(seat)
+        seat.reply.start(self.status, self.head)
+        if seat.x.hides_usage != self.hides_usage:
+            seat.write = _Altered(self, seat)
+        elif (write := seat.reply.raw_writer()) is not None:
+            seat.write, seat.raw = write, True
+        else:
+            seat.write = lambda framed: seat.reply.write(_unframed(framed))
+        seat.x.first_bytes(self.status)
+
+    def _dress(self, seat: Seat) -> None:
+        if self.shared is not None and seat.x.reply is self.shared:
+            seat.reply.extra = self.shared.extra
+
+    def _catch_up(self, seat: Seat) -> bool:
+        """Whether it has all that came."""
+        if seat.live:
+            return True
+        log, reply = self._log, seat.reply
+        while (at := seat.at - self._base) < len(log):
+            if reply.paused:
+                return False
+            piece = log[at]
+            seat.at += 1
+            if seat.raw:
+                while len(piece) < _PIECE and seat.at - self._base < len(log):
+                    piece += log[seat.at - self._base]
+                    seat.at += 1
+                reply.sent += len(piece)
+            seat.write(piece)
+        return not reply.paused
+
+    def lags(self, seat: Seat) -> None:
+        """It has no room."""
+        if seat.live:
+            self._unlive(seat)
+            self._look()
+
+    def _unlive(self, seat: Seat) -> None:
+        seat.live = False
+        seat.at = self._base + len(self._log)
+        if seat.raw:
+            seat.reply.sent += self.bytes - seat.counted
+        self._live = tuple(s for s in self._live if s is not seat)
+        self._writes = tuple(s.write for s in self._live)
+
+    def _finish(self, seat: Seat) -> None:
+        """All that will come of it has been written."""
+        self._remove(seat)
+        x, reply = seat.x, seat.reply
+        if self.body is not None and (self.status != 200 or not x.stream):
+            pass
+        elif self.end is End.WHOLE:
+            reply.end()
+        elif seat.begun:
+            reply.abort()
+        refusal = self._refusal()
+        if x.reply is self.shared or x.ended:
+            return
+        if self.end is End.WHOLE and self.status == 200:
+            self._host.heard(self, x)
+        elif self.end is End.WHOLE:
+            x.shared(Outcome.BAD_REQUEST, self.status)
+        elif seat.begun:
+            x.refusal = refusal
+            x.shared(refusal.outcome, self.status)
+        else:
+            seat.let_go()
+            x.refuse(refusal)
+
+    def _refusal(self) -> Refusal:
+        """What a cut answer's followers are told."""
+        leader = self.shared.leader if self.shared is not None else None
+        if leader is not None and leader.refusal is not None:
+            return leader.refusal
+        return errors.engine_cut("The engine's answer was cut.")
+
+    # --- bounds ------------------------------------------------------------------------------------------------------
+
+    def _overflow(self) -> None:
+        """The log may not hold all of it: nobody can begin at its beginning any more."""
+        if self.keeps:
+            self.keeps = False
+            waiting = [seat for seat in self.seats.values() if seat.x.stream != self.streams]
+            for seat in waiting:
+                self._remove(seat)
+                seat.let_go()
+            self._host.too_large(self, [seat.x for seat in waiting])
+        while self._kept > self._most:
+            behind = [seat for seat in self.seats.values() if not seat.live]
+            end = self._base + len(self._log)
+            low = min((seat.at for seat in behind), default=end)
+            drop = low - self._base
+            self._kept -= sum(map(len, self._log[:drop]))
+            del self._log[:drop]
+            self._base = low
+            if self._kept <= self._most or not self._live:
+                return  # where all are behind the engine is held back
+            for seat in behind:
+                if seat.at == low:
+                    self._cut_loose(seat)
+
+    def _cut_loose(self, seat: Seat) -> None:
+        x = seat.x
+        refusal = errors.too_slow_a_reader()
+        if x is self.leader:
+            self.put_out(x, refusal)
+        else:
+            x.cut(refusal)
+
+    def _look(self) -> None:
+        """Hold the engine back, or let it go on."""
+        shared = self.shared
+        if shared is None or self.end is not End.NOT:
+            return
+        if self.held:
+            stop = self._held_bytes > HELD
+        else:
+            stop = (
+                bool(self.status and self.seats)
+                and not self._live
+                and all(seat.x.stream == self.streams for seat in self.seats.values())
+            )
+        if stop is self.stopped:
+            return
+        self.stopped = stop
+        call = shared.on_pause if stop else shared.on_resume
+        if call is not None:
+            call()
+
+    # --- usage, which some asked for and some did not ----------------------------------------------------------------
+
+    def altered(self, data: bytes, *, hides: bool) -> bytes:
+        """Events as one gets them who wants usage where the leader does not, or the other way round."""
+        if hides:
+            if b'"usage"' not in data:
+                return data
+            return b"".join(event for event in sse.split(data) if not _says_usage(event))
+        if _DONE not in data:
+            return data
+        return b"".join(
+            self._usage_event() + event if sse.data_of(event) == _DONE else event for event in sse.split(data)
+        )
+
+    def _usage_event(self) -> bytes:
+        leader = self.shared.leader if self.shared is not None else None
+        if leader is None or leader.usage is None:
+            return b""
+        first = next((d for e in sse.split(self._first) if (d := sse.data_of(e)) is not None and d != _DONE), b"{}")
+        usage = msgspec.json.encode(usage_fields(leader.usage))
+        return b"data: " + openai.rewritten(first, {"choices": b"[]", "usage": usage}, {}) + b"\n\n"
+
+    def __repr__(self) -> str:
+        return (
+            f"<Flight {len(self.seats)} seats, {len(self._live)} live, {self.end.value}, "
+            f"{self._base + len(self._log)} pieces, {self.bytes:,} B>"
+        )
+
+
+class _Altered:
+    """Writes for a seat whose events differ from the leader's."""
+
+    __slots__ = ("_flight", "_seat")
+
+    def __init__(self, flight: Flight, seat: Seat) -> None:
+        self._flight = flight
+        self._seat = seat
+
+    def __call__(self, framed: bytes) -> None:
+        data = self._flight.altered(_unframed(framed), hides=self._seat.x.hides_usage)
+        if data:
+            self._seat.reply.write(data)
+
+
+class Shared(Reply):
+    """What the leader's exchange takes for its client's reply."""
+
+    __slots__ = ("_flight", "leader", "own")
+
+    def __init__(self, flight: Flight, own: Reply | None = None, request: Request | None = None) -> None:
+        """`own`: the leader's. `request`: of a leader that has none."""
+        of = own.request if own is not None else request
+        assert of is not None
+        super().__init__(None, of)
+        self._flight = flight
+        self.leader: Exchange | None = None
+        self.own = own
+        self.extra = own.extra if own is not None else b""
+
+    @property
+    def open(self) -> bool:
+        return self._flight.end is End.NOT
+
+    @property
+    def paused(self) -> bool:
+        return self._flight.stopped
+
+    @property
+    def chunked(self) -> bool:
+        return self.started and self._flight.end is End.NOT
+
+    def hold(self) -> None:
+        self._flight.hold()
+
+    def release(self) -> None:
+        self._flight.release()
+
+    def send(self, status: int, headers: bytes, body: bytes) -> None:
+        if self._flight.end is End.NOT:
+            self.started = True
+            self._flight.whole(status, headers, body)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self._flight.refuse_leader(refusal)
+
+    def start(self, status: int, headers: bytes, length: int | None = None) -> None:
+        self.started = True
+        self._flight.begins(status, headers)
+
+    def write(self, data: bytes) -> None:
+        if self._flight.end is End.NOT:
+            self._flight.put(data)
+
+    def raw_writer(self) -> Callable[[bytes], None] | None:
+        return self._flight.raw if self.chunked and not self._flight.held else None
+
+    def end(self) -> None:
+        if self._flight.end is End.NOT:
+            self._flight.ends_whole()
+
+    def abort(self) -> None:
+        self._flight.cut()
+
+    def __repr__(self) -> str:
+        return f"<Shared by {self._flight!r}>"
+
+
+def usage_fields(usage: openai.Usage) -> dict[str, object]:
+    """As JSON has it: what the engine said."""
+    found = {f.encode_name: getattr(usage, f.name) for f in msgspec.structs.fields(usage)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _says_usage(event: bytes) -> bool:
+    data = sse.data_of(event)
+    found = openai.chunk(data) if data is not None else None
+    return found is not None and found.usage is not None and not found.choices
+
+
+def _unframed(chunk: bytes) -> bytes:
+    return chunk[chunk.index(b"\r\n") + 2 : -2]
