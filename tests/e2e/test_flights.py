@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -31,7 +32,9 @@ from e2e.engine import (
 from e2e.gateway import Gateway
 from waiting import eventually
 
-MINE, COLLEAGUE, STRANGER, PRESSING = (f"cache-{name}-0123456789" for name in ("mine", "coll", "other", "vip"))
+MINE, COLLEAGUE, STRANGER, PRESSING, PATIENT = (
+    f"cache-{name}-0123456789" for name in ("mine", "colleague", "stranger", "pressing", "patient")
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +49,32 @@ def cached(raw: RawEngine) -> Iterator[Gateway]:
     made = Gateway(
         {
             "listeners": [{"address": "127.0.0.1:0"}],
-            "engines": [{"name": "raw", "url": f"http://127.0.0.1:{raw.port}", "models": ["raw"], "concurrency": 2}],
+            "engines": [
+                {
+                    "name": "raw",
+                    "url": f"http://127.0.0.1:{raw.port}",
+                    "models": ["raw"],
+                    "concurrency": 2,
+                    "health_interval": 0.2,
+                }
+            ],
             "health": {"failures": 1_000, "error_share": 1.0, "rest_most": 0.001},
             "callers": {
                 "keys": [
                     {"name": "mine", "key": MINE, "organisation": "acme"},
                     {"name": "colleague", "key": COLLEAGUE, "organisation": "acme"},
                     {"name": "pressing", "key": PRESSING, "organisation": "acme", "class": "vip"},
+                    {"name": "patient", "key": PATIENT, "organisation": "acme", "class": "low"},
                     {"name": "stranger", "key": STRANGER, "organisation": "other"},
                 ]
             },
             "retries": {"budget": 1.0},
+            "admission": {
+                "enabled": True,
+                "report_interval": 0.05,
+                "ttft": {"vip": 30.0, "normal": 30.0, "low": 30.0},
+                "wait": {"vip": 20.0, "normal": 20.0, "low": 0.6},
+            },
             "cache": {"enabled": True, "disk_bytes": 0, "answer_bytes": 65_536},
         }
     )
@@ -379,3 +397,65 @@ def test_a_new_version_lets_older_answers_go_unused(cached: Gateway, raw: RawEng
     assert [ask(), ask()] == ["miss", "exact"]
     reload(cached, version="2")
     assert [ask(), ask()] == ["miss", "exact"]
+
+
+@contextlib.contextmanager
+def full(gateway: Gateway, raw: RawEngine) -> Iterator[threading.Event]:
+    """The engine has as many requests as it takes, until the event is set."""
+    script = Held([ROLE, *said("a", "b")[:1]], [*said("c", "d"), DONE])
+    held = [lead(gateway, raw, script, about(new_id("filling")), x_forebay_cache="bypass")[1] for _ in range(2)]
+    try:
+        yield script.go
+    finally:
+        script.go.set()
+        for one in held:
+            one.result()
+
+
+def waiting(gateway: Gateway, cls: str) -> bool:
+    return gateway.metric("forebay_queue_requests", **{"class": cls}) == 1
+
+
+def test_a_flight_has_the_class_of_the_best_who_sit_in_it(cached: Gateway, raw: RawEngine) -> None:
+    body, test = about(new_id("question")), new_id("class")
+    raw.scripts[test] = streams(ROLE, *said("Hel", "lo"), DONE)
+    with full(cached, raw) as go:
+        low = Asking(cached, body, key=MINE, x_test=test)
+        eventually(lambda: waiting(cached, "normal"))
+        (vip,) = follow(cached, body, key=PRESSING, x_test=test)
+        eventually(lambda: waiting(cached, "vip"))
+        assert not waiting(cached, "normal")
+        go.set()
+        assert low.result().body == vip.result().body
+    assert (low.result().get("x-forebay-cache"), vip.result().get("x-forebay-cache")) == ("flight", "miss")
+    assert len(raw.requests(test)) == 1
+
+
+def test_each_has_its_own_deadline_and_refusal(cached: Gateway, raw: RawEngine) -> None:
+    """The first to come waits too long; the next one waits on, from its own arrival, and is refused by its own."""
+    body, test = about(new_id("question")), new_id("deadline")
+    with full(cached, raw):
+        first = Asking(cached, body, key=PATIENT, x_test=test)
+        eventually(lambda: waiting(cached, "low"))
+        others = follow(cached, body, 3, key=PATIENT, x_test=test)
+        answers = [a.result() for a in (first, *others)]
+    assert [a.status for a in answers] == [429] * 4
+    assert answers[0].error["code"] == "deadline"
+    assert {a.error["code"] for a in answers} <= {"deadline", "deadline_passed"}
+    assert all(int(a.get("retry-after") or 0) >= 1 for a in answers)
+    assert not raw.requests(test)
+
+
+def test_a_leader_that_leaves_while_it_waits_is_followed_by_the_next(cached: Gateway, raw: RawEngine) -> None:
+    body, test = about(new_id("question")), new_id("next")
+    raw.scripts[test] = streams(ROLE, *said("Hel", "lo"), DONE)
+    with full(cached, raw) as go:
+        first = Asking(cached, body, x_test=test)
+        eventually(lambda: waiting(cached, "normal"))
+        (other,) = follow(cached, body, x_test=test)
+        first.leave()
+        eventually(lambda: cached.metric("forebay_cancels_total", state="queued") >= 1)
+        eventually(lambda: waiting(cached, "normal"))
+        go.set()
+        assert other.result().body.endswith(DONE)
+    assert len(raw.requests(test)) == 1
