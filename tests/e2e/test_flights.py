@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,7 +46,9 @@ def raw() -> Iterator[RawEngine]:
 
 
 @pytest.fixture(scope="module")
-def cached(raw: RawEngine) -> Iterator[Gateway]:
+def cached(raw: RawEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    prices = tmp_path_factory.mktemp("prices") / "prices.yaml"
+    prices.write_text(json.dumps({"prices": [{"model": "raw", "input": 3, "output": 15}]}))
     made = Gateway(
         {
             "listeners": [{"address": "127.0.0.1:0"}],
@@ -69,6 +72,7 @@ def cached(raw: RawEngine) -> Iterator[Gateway]:
                 ]
             },
             "retries": {"budget": 1.0},
+            "ledger": {"prices": str(prices)},
             "admission": {
                 "enabled": True,
                 "report_interval": 0.05,
@@ -459,3 +463,78 @@ def test_a_leader_that_leaves_while_it_waits_is_followed_by_the_next(cached: Gat
         go.set()
         assert other.result().body.endswith(DONE)
     assert len(raw.requests(test)) == 1
+
+
+def test_what_is_past_its_time_is_given_while_a_fresh_one_is_fetched(cached: Gateway, raw: RawEngine) -> None:
+    body, test = about(new_id("question")), new_id("stale")
+    calls: list[str] = []
+
+    def script(talk: Talk) -> None:
+        calls.append(talk.request.get("x-request-id") or "")
+        streams(ROLE, *said(f"answer {len(calls)}", "."), DONE)(talk)
+
+    raw.scripts[test] = script
+    reload(cached, ttl=0.2, stale=600)
+    try:
+        ask = lambda: cached.ask(body, key=MINE, x_test=test)  # noqa: E731
+        assert ask().get("x-forebay-cache") == "miss"
+        old = eventually(lambda: found if (found := ask()).get("x-forebay-cache") == "stale" else None)
+        assert b"answer 1" in old.body
+        raw.wait_for(test, 2)
+        eventually(lambda: b"answer 2" in ask().body)
+        name = old.get("x-request-id") or ""
+        assert f"{name}-refresh" in calls
+        assert cached.logged(f"{name}-refresh")["background"] is True
+        assert cached.metric("forebay_cache_background_total", why="refresh") >= 1
+    finally:
+        reload(cached)
+
+
+def test_an_answer_that_is_said_to_be_bad_is_not_given_again(cached: Gateway, raw: RawEngine) -> None:
+    body, test = about(new_id("question")), new_id("feedback")
+    raw.scripts[test] = streams(ROLE, *said("Hel", "lo"), DONE)
+
+    def ask() -> Answer:
+        return cached.ask(body, key=MINE, x_test=test)
+
+    def say(key: str = COLLEAGUE, **fields: Any) -> Answer:
+        return cached.ask(fields, path="/v1/feedback", key=key)
+
+    entry = ask().get("x-forebay-cache-entry")
+    assert ask().get("x-forebay-cache") == "exact"
+    assert say(STRANGER, entry=entry, good=False).error["code"] == "entry_not_found"
+    assert say(entry=entry, good=True).json == {"object": "cache.feedback", "entry": entry, "good": True}
+    assert ask().get("x-forebay-cache") == "exact"
+    assert say(entry=entry, good=False).status == 200
+    assert ask().get("x-forebay-cache") == "miss"
+    for wrong, param in (
+        ({"good": True}, "entry"),
+        ({"entry": "x", "good": True}, "entry"),
+        ({"entry": entry}, "good"),
+    ):
+        assert (say(**wrong).status, say(**wrong).error["param"]) == (400, param)
+
+
+def test_a_hit_is_booked_with_what_it_avoided(cached: Gateway, raw: RawEngine) -> None:
+    body, test = about(new_id("question")), new_id("booked")
+    raw.scripts[test] = streams(ROLE, *said("Hel", "lo"), event(USAGE_CHUNK), DONE)
+    names = [new_id("entry") for _ in range(2)]
+    for name in names:
+        cached.ask(body, key=MINE, x_test=test, x_request_id=name)
+
+    def booked() -> list[tuple[Any, ...]]:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{cached.config['state_dir']}/forebay.db?mode=ro", uri=True)
+        ) as db:
+            query = (
+                "SELECT how, cost, avoided, input, output, outcome FROM entries WHERE request_id IN (?, ?) ORDER BY seq"
+            )
+            found = db.execute(query, names).fetchall()
+        return found if len(found) == 2 else []
+
+    made, hit = eventually(booked)
+    assert made[1] > 0
+    assert (made[0], *made[2:]) == ("exact", 0, 7, 3, "ok")
+    assert hit == ("cache", 0, made[1], 0, 0, "hit")
+    saved = cached.metric("forebay_cache_saved_nano_total")
+    assert saved >= made[1]

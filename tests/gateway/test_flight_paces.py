@@ -10,7 +10,8 @@ import pytest
 
 from forebay.config.models import Class
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.flights import End, Flight, Shared
+from forebay.gateway.flight_seats import End, Shared
+from forebay.gateway.flights import Flight
 from forebay.wire.message import Peer, Request
 from forebay.wire.reply import HELD, Reply
 

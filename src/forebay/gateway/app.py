@@ -26,6 +26,7 @@ from forebay.gateway.disaggregated import Disaggregating
 from forebay.gateway.draining import Drains
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.explaining import ADMISSION, CACHE, TOLD, asks_for
+from forebay.gateway.feedback import PATH as FEEDBACK
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.forwarding import LIMITS, SAID, RequestIds, given_id, upstream_block
 from forebay.gateway.front import Answer, Front
@@ -166,6 +167,9 @@ class Gateway:
             if front.usage:
                 self._usage(request, reply, front, request_id, now)
                 return
+            if front.feedback:
+                self._feedback(request, reply, front, request_id, now)
+                return
             if front.answer is None:
                 self._exchange(request, reply, front, request_id, now)
                 return
@@ -234,6 +238,9 @@ class Gateway:
         elif path == USAGE and self.usage is not None:
             _require_method(request, b"GET")
             return Front(generation, given, cors, caller=caller, class_=class_, usage=True)
+        elif path == FEEDBACK and self.caching is not None and self.caching.on:
+            _require_method(request, b"POST")
+            return Front(generation, given, cors, caller=caller, class_=class_, feedback=True)
         else:
             raise errors.no_route(method.decode(), path.decode("latin-1"))
         return Front(generation, given, cors, caller=caller, class_=class_, answer=answer)
@@ -282,6 +289,17 @@ class Gateway:
             settling.plain(request, front, request_id, status, refusal, now)
 
         usage.answer(reply, caller, lambda: holding.standing(caller) if holding is not None else (), done)
+
+    def _feedback(self, request: Request, reply: Reply, front: Front, request_id: bytes, now: float) -> None:
+        """Raises Refusal."""
+        caller, caching, settling = front.caller, self.caching, self.settling
+        assert caller is not None
+        assert caching is not None
+
+        def done(status: int, refusal: Refusal | None) -> None:
+            settling.plain(request, front, request_id, status, refusal, now)
+
+        caching.feedbacks.take(request, reply, caller, done)
 
     def _preflight(self, request: Request) -> Answer:
         if not self._cors(request):

@@ -28,6 +28,7 @@ class CacheTelemetry:
         self.background = counters(
             "forebay_cache_background", "Requests to engines that no client waits for, by what they are for.", "why"
         )
+        self.feedback = counters("forebay_cache_feedback", "What callers said of answers they were given.", "said")
         self._tokens = counters("forebay_cache_saved_tokens", "Tokens of answers that were known.", "model", "kind")
         self._money = counters(
             "forebay_cache_saved_nano", "Their cost, in nano-units of the ledger's currency.", "model"
@@ -67,6 +68,7 @@ class CacheTelemetry:
             self._bypasses,
             self.kept,
             self.background,
+            self.feedback,
             self._tokens,
             self._money,
             self._time,

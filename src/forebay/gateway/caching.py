@@ -31,7 +31,9 @@ from forebay.gateway.accounting import Count
 from forebay.gateway.cache_client import CacheClient
 from forebay.gateway.cache_telemetry import CacheTelemetry
 from forebay.gateway.cached import Part, Replay, in_pieces
-from forebay.gateway.flights import End, Flight, Shared, usage_fields
+from forebay.gateway.feedback import Feedbacks
+from forebay.gateway.flight_seats import End, Shared, usage_fields
+from forebay.gateway.flights import Flight
 from forebay.gateway.handles import Entry
 from forebay.ledger.tokens import NO_TOKENS
 from forebay.wire.tasks import Tasks
@@ -56,6 +58,7 @@ class Caching:
         self.telemetry = CacheTelemetry()
         self.client: CacheClient | None = None
         self.flights: dict[bytes, Flight] = {}
+        self.feedbacks = Feedbacks(self)
         self._gateway = gateway
         self._loop = loop
         self._socket = cache_socket(config.state_dir)
@@ -237,6 +240,7 @@ class Caching:
         assert part is not None
         part.kind, part.why, part.entry, part.answer, part.flight = kind, "", answer.id, answer, None
         part.say(x.reply, why=False, age=max(0.0, now - answer.created))
+        self.feedbacks.gave(answer.id, answer.partition, part.asked.question if part.asked is not None else "")
         self.telemetry.hit(x.entry.name, kind, monotonic() - x.received_at)
         answer_id = f"chatcmpl-{self._gateway.new_id()[4:].decode()}"
         if not x.stream:
@@ -281,7 +285,8 @@ class Caching:
         part = x.part
         assert part is not None
         part.kind = Kind.MISS
-        part.entry = entry_of(flight.exact) if part.wish.stores else ""
+        if part.wish.stores:
+            self._named(part, flight)
         if part.background:
             return
         self.telemetry.asked(x.entry.name, Kind.MISS)
@@ -291,8 +296,13 @@ class Caching:
         part = x.part
         assert part is not None
         part.kind, part.why = Kind.FLIGHT, ""
-        part.entry = entry_of(flight.exact)
+        self._named(part, flight)
         part.say(x.reply, why=False)
+
+    def _named(self, part: Part, flight: Flight) -> None:
+        part.entry = entry_of(flight.exact)
+        if part.asked is not None and part.facts is not None:
+            self.feedbacks.gave(part.entry, part.facts.partition, part.asked.question)
 
     def heard(self, flight: Flight, x: Exchange) -> None:
         if flight.settled:
@@ -458,8 +468,12 @@ class Caching:
             self.memory.drop_entries(message.entries)
         if message.purge is not None:
             self.memory.drop(message.purge, time())
-            if self._sweeping is None:
-                self._sweep()
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Go on with purges, a slice at a time."""
+        if self._sweeping is None:
+            self._sweep()
 
     def _sweep(self) -> None:
         self._sweeping = self._loop.call_later(_SWEEP, self._sweep) if self.memory.sweep() else None

@@ -20,33 +20,21 @@ it is whole                                  all have it; in the other form (JSO
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
-import msgspec
-
 from forebay import errors
-from forebay.api import openai
 from forebay.errors import Outcome, Refusal
-from forebay.wire import sse
-from forebay.wire.message import Request
-from forebay.wire.reply import HELD, Reply
+from forebay.gateway.flight_seats import Altered, End, Seat, Shared, unframed
+from forebay.wire.reply import HELD
 
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
 
 _PIECE: Final = 65_536
 """Bytes that one who lags behind is written at once, about."""
-_DONE: Final = b"[DONE]"
 _AGAIN: Final = frozenset({Outcome.ENGINE_ERROR, Outcome.ENGINE_TIMEOUT, Outcome.OVERLOADED, Outcome.INTERNAL})
 """Ends of a leader after which another one tries, once."""
 RESTARTS: Final = 1
-
-
-class End(Enum):
-    NOT = "not"
-    WHOLE = "whole"
-    CUT = "cut"
 
 
 class Host(Protocol):
@@ -77,43 +65,6 @@ class Host(Protocol):
         ...
 
 
-class Seat:
-    """One who hears it. `at`: the next piece of the log, counted from the beginning; `live`: it has all that came."""
-
-    __slots__ = ("_flight", "at", "begun", "counted", "live", "raw", "reply", "write", "x")
-
-    def __init__(self, flight: Flight, x: Exchange, reply: Reply) -> None:
-        self._flight = flight
-        self.x = x
-        self.reply = reply
-        self.at = 0
-        self.begun = False
-        self.live = False
-        self.raw = False
-        self.counted = 0
-        """Bytes of the flight up to which `reply.sent` is right."""
-        self.write: Callable[[bytes], None] = reply.write
-        reply.on_gone, reply.on_pause, reply.on_resume = self.gone, self.block, self.unblock
-
-    def gone(self) -> None:
-        self._flight.left(self)
-
-    def block(self) -> None:
-        self._flight.lags(self)
-
-    def unblock(self) -> None:
-        self._flight.advance(self)
-
-    def let_go(self) -> None:
-        """The reply is its exchange's own again."""
-        x, reply = self.x, self.reply
-        x.reply = reply
-        reply.on_gone, reply.on_pause, reply.on_resume = x.client_gone, None, None
-
-    def __repr__(self) -> str:
-        return f"<Seat of {self.x!r} at {self.at}{' live' if self.live else ''}>"
-
-
 class Flight:
     """`most`: bytes that its log may have. `silent`: nobody need sit in it for it to go on.
 
@@ -122,7 +73,6 @@ class Flight:
 
     __slots__ = (
         "_base",
-        "_first",
         "_held_bytes",
         "_host",
         "_kept",
@@ -134,6 +84,7 @@ class Flight:
         "bytes",
         "end",
         "exact",
+        "first",
         "head",
         "heard",
         "held",
@@ -184,7 +135,7 @@ class Flight:
         """Pieces that are not in the log any more."""
         self._kept = 0
         self._held_bytes = 0
-        self._first = b""
+        self.first = b""
         self._live: tuple[Seat, ...] = ()
         self._writes: tuple[Callable[[bytes], None], ...] = ()
 
@@ -340,8 +291,8 @@ class Flight:
             write(data)
 
     def put(self, data: bytes) -> None:
-        if not self._first:
-            self._first = data
+        if not self.first:
+            self.first = data
         self.raw(b"%x\r\n%b\r\n" % (len(data), data))
         if self.held:
             self._held_bytes += len(data)
@@ -379,7 +330,7 @@ class Flight:
 
     def events(self) -> bytes:
         """All that was said, unframed."""
-        return b"".join(map(_unframed, self._log))
+        return b"".join(map(unframed, self._log))
 
     # --- at each one's pace ------------------------------------------------------------------------------------------
 
@@ -419,11 +370,11 @@ class Flight:
         self._dress(seat)
         seat.reply.start(self.status, self.head)
         if seat.x.hides_usage != self.hides_usage:
-            seat.write = _Altered(self, seat)
+            seat.write = Altered(self, seat)
         elif (write := seat.reply.raw_writer()) is not None:
             seat.write, seat.raw = write, True
         else:
-            seat.write = lambda framed: seat.reply.write(_unframed(framed))
+            seat.write = lambda framed: seat.reply.write(unframed(framed))
         seat.x.first_bytes(self.status)
 
     def _dress(self, seat: Seat) -> None:
@@ -546,124 +497,8 @@ class Flight:
         if call is not None:
             call()
 
-    # --- usage, which some asked for and some did not ----------------------------------------------------------------
-
-    def altered(self, data: bytes, *, hides: bool) -> bytes:
-        """Events as one gets them who wants usage where the leader does not, or the other way round."""
-        if hides:
-            if b'"usage"' not in data:
-                return data
-            return b"".join(event for event in sse.split(data) if not _says_usage(event))
-        if _DONE not in data:
-            return data
-        return b"".join(
-            self._usage_event() + event if sse.data_of(event) == _DONE else event for event in sse.split(data)
-        )
-
-    def _usage_event(self) -> bytes:
-        leader = self.shared.leader if self.shared is not None else None
-        if leader is None or leader.usage is None:
-            return b""
-        first = next((d for e in sse.split(self._first) if (d := sse.data_of(e)) is not None and d != _DONE), b"{}")
-        usage = msgspec.json.encode(usage_fields(leader.usage))
-        return b"data: " + openai.rewritten(first, {"choices": b"[]", "usage": usage}, {}) + b"\n\n"
-
     def __repr__(self) -> str:
         return (
             f"<Flight {len(self.seats)} seats, {len(self._live)} live, {self.end.value}, "
             f"{self._base + len(self._log)} pieces, {self.bytes:,} B>"
         )
-
-
-class _Altered:
-    """Writes for a seat whose events differ from the leader's."""
-
-    __slots__ = ("_flight", "_seat")
-
-    def __init__(self, flight: Flight, seat: Seat) -> None:
-        self._flight = flight
-        self._seat = seat
-
-    def __call__(self, framed: bytes) -> None:
-        data = self._flight.altered(_unframed(framed), hides=self._seat.x.hides_usage)
-        if data:
-            self._seat.reply.write(data)
-
-
-class Shared(Reply):
-    """What the leader's exchange takes for its client's reply."""
-
-    __slots__ = ("_flight", "leader", "own")
-
-    def __init__(self, flight: Flight, own: Reply | None = None, request: Request | None = None) -> None:
-        """`own`: the leader's. `request`: of a leader that has none."""
-        of = own.request if own is not None else request
-        assert of is not None
-        super().__init__(None, of)
-        self._flight = flight
-        self.leader: Exchange | None = None
-        self.own = own
-        self.extra = own.extra if own is not None else b""
-
-    @property
-    def open(self) -> bool:
-        return self._flight.end is End.NOT
-
-    @property
-    def paused(self) -> bool:
-        return self._flight.stopped
-
-    @property
-    def chunked(self) -> bool:
-        return self.started and self._flight.end is End.NOT
-
-    def hold(self) -> None:
-        self._flight.hold()
-
-    def release(self) -> None:
-        self._flight.release()
-
-    def send(self, status: int, headers: bytes, body: bytes) -> None:
-        if self._flight.end is End.NOT:
-            self.started = True
-            self._flight.whole(status, headers, body)
-
-    def refuse(self, refusal: Refusal) -> None:
-        self._flight.refuse_leader(refusal)
-
-    def start(self, status: int, headers: bytes, length: int | None = None) -> None:
-        self.started = True
-        self._flight.begins(status, headers)
-
-    def write(self, data: bytes) -> None:
-        if self._flight.end is End.NOT:
-            self._flight.put(data)
-
-    def raw_writer(self) -> Callable[[bytes], None] | None:
-        return self._flight.raw if self.chunked and not self._flight.held else None
-
-    def end(self) -> None:
-        if self._flight.end is End.NOT:
-            self._flight.ends_whole()
-
-    def abort(self) -> None:
-        self._flight.cut()
-
-    def __repr__(self) -> str:
-        return f"<Shared by {self._flight!r}>"
-
-
-def usage_fields(usage: openai.Usage) -> dict[str, object]:
-    """As JSON has it: what the engine said."""
-    found = {f.encode_name: getattr(usage, f.name) for f in msgspec.structs.fields(usage)}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _says_usage(event: bytes) -> bool:
-    data = sse.data_of(event)
-    found = openai.chunk(data) if data is not None else None
-    return found is not None and found.usage is not None and not found.choices
-
-
-def _unframed(chunk: bytes) -> bytes:
-    return chunk[chunk.index(b"\r\n") + 2 : -2]

@@ -33,6 +33,7 @@ class Front:
         "explains",
         "explains_cache",
         "facts",
+        "feedback",
         "generation",
         "given_id",
         "limited",
@@ -60,6 +61,7 @@ class Front:
         session: int = 0,
         tags: Labels = (),
         usage: bool = False,
+        feedback: bool = False,
         answer: Callable[[Request], Answer] | None = None,
     ) -> None:
         self.generation = generation
@@ -81,6 +83,8 @@ class Front:
         """A number that the requests of its session share; 0: it is of none."""
         self.tags = tags
         """Of its header: what costs are allocated by."""
+        self.feedback = feedback
+        """It says what an answer of a cache was worth."""
         self.usage = usage
         """It asks what its caller has used."""
         self.answer = answer
@@ -88,6 +92,11 @@ class Front:
         self.entry: Entry | None = None
         self.series: Series | None = None
         """Of the last request's entry: most ask for the same model again."""
+
+    @property
+    def goes_on(self) -> bool:
+        """It is for an engine."""
+        return self.answer is None and not self.usage and not self.feedback
 
     def lowered(self, class_: Class) -> Front:
         """The same, in another class: of one request."""

@@ -154,7 +154,7 @@ class Settling:
         began: float,
     ) -> None:
         """A request that never became an exchange."""
-        route = "-" if front is None else front.route.name if front.answer is None and not front.usage else "other"
+        route = "-" if front is None else front.route.name if front.goes_on else "other"
         class_ = front.class_.value if front is not None else "-"
         outcome = refusal.outcome if refusal is not None else _OK
         self._telemetry.requests.series(route, "-", class_, outcome.value).add()
