@@ -144,7 +144,9 @@ class CacheClient(asyncio.Protocol):
     async def close(self) -> None:
         await self._tasks.drain()
         if self._transport is not None:
-            self._transport.close()
+            self._lost = self._loop.create_future()
+            self._transport.abort()
+            await self._lost
         self._forget(AWAY)
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
