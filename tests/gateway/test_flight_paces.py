@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +85,7 @@ class Client:
     def _ends(self, outcome: Outcome) -> None:
         self.ended = True
         self.flight.ends(self, outcome)  # type: ignore[arg-type]
+        self.reply.on_gone = self.reply.on_pause = self.reply.on_resume = None
 
     def start(self) -> None:
         self.told.append("start")
@@ -297,3 +300,26 @@ def test_the_last_to_leave_ends_it(begun: bool) -> None:
     assert house.flight.end is End.CUT
     assert "over" in house.told
     assert not house.flight.takes(10)
+
+
+def test_nothing_of_it_stays_when_all_is_over() -> None:
+    """Not until garbage is collected, either: that would stop the loop for the more flights there were."""
+    house = House(3)
+    house.all[1].outlet.room = 2
+    house.shared.start(200, b"")
+    for piece in PIECES:
+        house.shared.write(piece)
+    house.ends()
+    house.flight.close()
+    house.all[1].outlet.drain(1_000)
+    for x in house.all:
+        assert x.outlet.told == ["ended"]
+        x.flight = None  # type: ignore[assignment]
+    flight = house.flight
+    gc.disable()
+    try:
+        del house.flight, x
+        house.all.clear()
+        assert sys.getrefcount(flight) == 2  # this function's, and the argument
+    finally:
+        gc.enable()

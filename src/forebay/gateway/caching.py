@@ -24,9 +24,9 @@ from forebay.cache.answers import About, Answer, Unfit
 from forebay.cache.key import KNOWLEDGE, Asked, Bypassed, Facts
 from forebay.cache.memory import Answers
 from forebay.cache.messages import Drop, Found, Kind, Store, cache_socket
-from forebay.config.cache import Cache
 from forebay.config.models import Class, Config
 from forebay.errors import Outcome
+from forebay.gateway import keeping
 from forebay.gateway.accounting import Count
 from forebay.gateway.cache_client import CacheClient
 from forebay.gateway.cache_telemetry import CacheTelemetry
@@ -355,12 +355,15 @@ class Caching:
         flight = part.flight
         if flight is None or flight.shared is None or flight.shared.leader is not x:
             return
+        part.flight = None
+        if flight.end is End.NOT:  # another leads
+            return
         ticket, flight.ticket = flight.ticket, 0
-        if flight.end is not End.WHOLE:
+        if flight.end is End.CUT:
             if ticket and self.client is not None:
                 self.client.unanswered(ticket)
+            flight.close()
             return
-        flight.settled = True
         kept = self._keep(x, part, flight, count, cost, ticket) if flight.status == 200 else None
         self.over(flight)
         waiting = [seat.x for seat in flight.seats.values() if seat.x.stream != flight.streams]
@@ -374,6 +377,8 @@ class Caching:
             for other in waiting:
                 flight.seats.pop(other).let_go()
             self._anew(waiting)
+        flight.answer = part.answer
+        flight.close()
         self._all_heard(flight)
 
     def _all_heard(self, flight: Flight) -> None:
@@ -386,9 +391,8 @@ class Caching:
     def _shared(self, flight: Flight, x: Exchange) -> None:
         if x.ended:
             return
-        leader = flight.shared.leader if flight.shared is not None else None
-        if x.part is not None and leader is not None and leader.part is not None:
-            x.part.answer = leader.part.answer
+        if x.part is not None:
+            x.part.answer, x.part.flight = flight.answer, None
         self.telemetry.hit(x.entry.name, Kind.FLIGHT, monotonic() - x.received_at)
         x.shared(Outcome.HIT, 200)
 
@@ -409,7 +413,7 @@ class Caching:
             version=facts.version,
             partition=facts.partition,
             question=asked.question,
-            language=language.of(asked.question),
+            language=language.of(asked.question) if asked.scope else "",
             tokens=count.tokens,
             avoided=cost or 0,
             price=b"",
@@ -417,13 +421,13 @@ class Caching:
         )
         found: Answer | Unfit
         if flight.body is not None:
-            found = answers.from_unary(flight.body, about, length=True)
+            found = keeping.of_unary(flight.body, about)
         elif flight.keeps and flight.streams:
             usage = msgspec.json.encode(usage_fields(x.usage)) if x.usage is not None else b""
-            found = answers.from_stream(flight.events(), about, usage=usage, length=True)
+            found = keeping.of_stream(flight.events(), about, usage)
         else:
             found = Unfit.LARGE
-        why = self._unfit(found, part, flight)
+        why = keeping.unfit(found, self.rules, stores=part.wish.stores, bounded=part.bounded)
         self.telemetry.kept.series(why or "kept").value += 1
         if not why and isinstance(found, Answer):
             part.entry = found.id
@@ -442,23 +446,6 @@ class Caching:
             self.client.unanswered(ticket)
         part.answer = found if isinstance(found, Answer) else None
         return part.answer
-
-    def _unfit(self, found: Answer | Unfit, part: Part, flight: Flight) -> str:
-        """Why it is not kept; "" where it is."""
-        rules: Cache = self.rules
-        if isinstance(found, Unfit):
-            return found.value
-        if not part.wish.stores:
-            return "no-store"
-        if not rules.enabled:
-            return "off"
-        if found.finish_reason == "length" and (part.bounded or not rules.length):
-            return Unfit.LENGTH.value
-        if found.calls and not rules.tool_calls:
-            return Unfit.TOOL_CALL.value
-        if not flight.keeps or found.size > rules.answer_bytes:
-            return Unfit.LARGE.value
-        return ""
 
     # --- what must go ------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,12 @@ class Seat:
     def unblock(self) -> None:
         self._flight.advance(self)
 
+    def stand_up(self) -> None:
+        """It hears nothing more; nothing of it holds the flight."""
+        reply = self.reply
+        self.write = reply.write
+        reply.on_gone = reply.on_pause = reply.on_resume = None
+
     def let_go(self) -> None:
         """The reply is its exchange's own again."""
         x, reply = self.x, self.reply

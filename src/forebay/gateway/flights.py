@@ -28,6 +28,7 @@ from forebay.gateway.flight_seats import Altered, End, Seat, Shared, unframed
 from forebay.wire.reply import HELD
 
 if TYPE_CHECKING:
+    from forebay.cache.answers import Answer
     from forebay.gateway.exchange import Exchange
 
 _PIECE: Final = 65_536
@@ -80,6 +81,7 @@ class Flight:
         "_log",
         "_most",
         "_writes",
+        "answer",
         "body",
         "bytes",
         "end",
@@ -128,6 +130,8 @@ class Flight:
         self.ticket = 0
         self.settled = False
         """Its leader's books are closed."""
+        self.answer: Answer | None = None
+        """Then: what came of it, as far as it can be given again."""
         self.heard: list[Exchange] = []
         """Followers that have it all, while the leader's books are open."""
         self._log: list[bytes] = []
@@ -174,6 +178,8 @@ class Flight:
         self.leader = x
         self.streams = x.stream
         self.hides_usage = x.hides_usage
+        if self.shared is not None:
+            self.shared.leader = None
         self.shared = x.reply = shared or Shared(self, x.reply)
         self.shared.leader = x
         self.shared.on_gone = x.client_gone
@@ -262,6 +268,19 @@ class Flight:
         self.seats.pop(seat.x, None)
         if seat.live:
             self._unlive(seat)
+        seat.stand_up()
+        self._part()
+
+    def close(self) -> None:
+        """Its leader's books are closed."""
+        self.settled = True
+        self._part()
+
+    def _part(self) -> None:
+        """Let go of the leader, which holds this, once nobody needs either."""
+        if self.settled and not self.seats and self.shared is not None:
+            self.shared.leader = None
+            self.shared = None
 
     # --- the answer, as the leader's exchange writes it --------------------------------------------------------------
 
@@ -415,21 +434,23 @@ class Flight:
 
     def _finish(self, seat: Seat) -> None:
         """All that will come of it has been written."""
-        self._remove(seat)
         x, reply = seat.x, seat.reply
+        leads = x.reply is self.shared
+        refusal = self._refusal() if self.end is End.CUT else None
+        self._remove(seat)
         if self.body is not None and (self.status != 200 or not x.stream):
             pass
         elif self.end is End.WHOLE:
             reply.end()
         elif seat.begun:
             reply.abort()
-        refusal = self._refusal()
-        if x.reply is self.shared or x.ended:
+        if leads or x.ended:
             return
-        if self.end is End.WHOLE and self.status == 200:
-            self._host.heard(self, x)
-        elif self.end is End.WHOLE:
-            x.shared(Outcome.BAD_REQUEST, self.status)
+        if refusal is None:
+            if self.status == 200:
+                self._host.heard(self, x)
+            else:
+                x.shared(Outcome.BAD_REQUEST, self.status)
         elif seat.begun:
             x.refusal = refusal
             x.shared(refusal.outcome, self.status)
