@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
 
 from forebay.cache.semantic import verifier
 from forebay.cache.semantic.deciding import Decider, StateError
@@ -19,6 +21,9 @@ from forebay.clock import Clock
 from forebay.config.cache import Cache, IndexKind, Semantic
 from forebay.config.models import Config
 from forebay.helper.meaning import Meaning
+
+if TYPE_CHECKING:
+    from forebay.cache.stores.redis_store import Position, RedisStore
 
 log = logging.getLogger("forebay.cache")
 
@@ -35,6 +40,10 @@ def counts_file(state_dir: Path) -> Path:
     return state_dir / "cache-counts.json"
 
 
+def position_file(state_dir: Path) -> Path:
+    return state_dir / "cache-position.json"
+
+
 def vectors_folder(state_dir: Path) -> Path:
     return state_dir / "vectors"
 
@@ -43,7 +52,29 @@ def open_store(config: Config, clock: Clock) -> Store:
     """Raises StoreError."""
     rules = config.cache
     wait = min(WAIT, rules.semantic.budget / 2)
+    if rules.redis:
+        from forebay.cache.stores.redis_store import RedisStore
+
+        return RedisStore(rules.redis, clock.wall, wait=wait, position=_position(position_file(config.state_dir)))
     return Disk(answers_file(config.state_dir), rules.disk_bytes, clock.wall, wait=wait)
+
+
+def _position(file: Path) -> Position | None:
+    from forebay.cache.stores.redis_store import Position
+
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Position)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as e:
+        log.warning("%s cannot be read; what workers have in memory is forgotten: %s", file, e)
+        return None
+
+
+def save_position(store: Store, state_dir: Path) -> None:
+    """Up to where a shared store has said what other hosts dropped. Raises OSError."""
+    if store.name == "redis":
+        written(position_file(state_dir), msgspec.json.encode(cast("RedisStore", store).position))
 
 
 def same_embedder(old: Semantic, new: Semantic) -> bool:

@@ -82,6 +82,7 @@ class Meaning:
         self._suspects: set[str] = set()
         self._filling: Iterator[Sequence[Known]] | None = None
         self._waiting: list[Known] = []
+        self._anew = True
         self._fill_at = -inf
         self.filled = 0
         """Questions that were embedded again."""
@@ -207,13 +208,16 @@ class Meaning:
 
     def refill(self, seconds: float = 0.0) -> None:
         """See in so many seconds, in `rebuild`, whether the store has questions that are not in the index."""
-        self._filling, self._waiting = None, []
+        self._anew = True  # the thread of chores begins again: another one may say so
         self._fill_at = self._clock.now() + seconds
 
     def rebuild(self) -> bool:
         """Put a few questions of the store into the index that are not there. True: there is more to do now."""
         if self._clock.now() < self._fill_at:
             return False
+        if self._anew:
+            self._anew = False
+            self._filling, self._waiting = None, []
         try:
             if not self._waiting:
                 self._filling = self._filling if self._filling is not None else self._store.questions()

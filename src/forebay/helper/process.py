@@ -60,6 +60,7 @@ from forebay.helper.building import (
     open_meaning,
     open_store,
     same_embedder,
+    save_position,
     written,
 )
 from forebay.helper.counts import Counts
@@ -354,6 +355,7 @@ class Helper:
             return
         try:
             written(counts_file(folder), self._counts.dump())
+            save_position(service.store, folder)
             if (meaning := service.meaning) is not None:
                 with meaning.deciding:
                     learned = meaning.decider.dump()

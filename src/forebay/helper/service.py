@@ -27,7 +27,7 @@ from forebay.cache.semantic.judge import Judged, judge
 from forebay.cache.stores.store import Record, StoreError, fits
 from forebay.cache.stores.store import Store as Answers
 from forebay.clock import Clock
-from forebay.config.cache import Cache
+from forebay.config.cache import Cache, IndexKind
 from forebay.helper.counts import Counts
 from forebay.helper.meaning import Meaning
 from forebay.helper.showing import shown_entries, shown_stats
@@ -40,6 +40,8 @@ MOST_NAMED: Final = 1_000
 """Entries that a Drop names beside a purge that says by itself what goes."""
 EXPIRE: Final = 5.0
 """Seconds between looks for what is over."""
+TIDY: Final = 30.0
+"""Seconds between looks for what is in the index and not in the store."""
 
 
 class CannotDo(Exception):
@@ -60,6 +62,7 @@ class Service:
     state: str = "off"
     queues: Callable[[], dict[str, int]] = dict
     _expire_at: float = 0.0
+    _tidy_at: float = 0.0
 
     # --- look-ups ----------------------------------------------------------------------------------------------------
 
@@ -204,8 +207,7 @@ class Service:
             raise CannotDo(f"nothing was purged from the store: {e}") from e
         if self.meaning is not None:
             self.meaning.remove(gone)
-        everything = not any((purge.entry, purge.tag, purge.source, purge.partition, purge.model, purge.version))
-        if everything and self.meaning is not None:
+        if _everything(purge) and self.meaning is not None:
             try:
                 self.meaning.index.clear()
             except IndexUnavailable as e:
@@ -282,19 +284,29 @@ class Service:
                 gone = ()
             if self.meaning is not None:
                 self.meaning.remove(gone)
-                self.meaning.tidy()
             if len(gone) > 0:
                 self._expire_at = now  # there may be more of it
-        if self.meaning is not None and self.meaning.rebuild():
-            return 0.0
+        if self.meaning is not None:
+            if now >= self._tidy_at:
+                self._tidy_at = now + TIDY
+                self.meaning.tidy()
+            if self.meaning.rebuild():
+                return 0.0
         return max(0.0, min(self._expire_at, now + 1.0) - self.clock.now())
 
     def others(self, wait: float) -> None:
         """What other hosts that share the store removed, for up to `wait` seconds. Raises StoreError."""
         for drop in self.store.dropped(wait):
-            if self.meaning is not None:
-                self.meaning.remove(drop.entries)
+            if (meaning := self.meaning) is not None:
+                meaning.remove(drop.entries)
+                if drop.purge is not None and _everything(drop.purge) and meaning.rules.index is IndexKind.FAISS:
+                    meaning.index.clear()  # this host's own
+                    meaning.refill()
             self.publish(drop)
+
+
+def _everything(purge: Purge) -> bool:
+    return not any((purge.entry, purge.tag, purge.source, purge.partition, purge.model, purge.version, purge.like))
 
 
 def _record(message: Store, answer: Answer, scope: bytes) -> Record:
