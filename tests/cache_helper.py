@@ -96,8 +96,14 @@ def helper(state_dir: Path, *, env: dict[str, str] | None = None, **cache: Any) 
 
 
 def config_of(state_dir: Path, **cache: Any) -> str:
+    listeners = cache.pop("listeners", [{"address": "127.0.0.1:1"}])
     section = {"enabled": True, "semantic": {"enabled": True, "budget": 5.0, "sample": 1e-9}, **cache}
-    config = {"state_dir": str(state_dir), "engines": [{"name": "e", "url": "http://127.0.0.1:1"}], "cache": section}
+    config = {
+        "state_dir": str(state_dir),
+        "listeners": listeners,
+        "engines": [{"name": "e", "url": "http://127.0.0.1:1"}],
+        "cache": section,
+    }
     return Config.model_validate(config).model_dump_json(by_alias=True)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import stat
+import threading
 from collections.abc import Coroutine, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +335,54 @@ def test_a_slow_embedder_costs_no_more_than_the_budget_and_a_dead_one_is_asked_a
             run(story(process.state_dir, server))
             assert psutil.Process(process.process.pid).num_threads() < 20
             assert "sk-hush" not in process.stop()
+
+
+def test_a_model_says_what_the_answers_do_not_tell(tmp_path: Path) -> None:
+    replies = iter(("SAME", "different."))
+    asked: list[tuple[str, str, dict[str, Any]]] = []
+
+    class Model(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.headers["Authorization"], self.headers["X-Forebay-Cache"], body))
+            message = {"role": "assistant", "content": next(replies)}
+            answer = json.dumps({"choices": [{"message": message}]}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    async def story(state_dir: Path) -> None:
+        async with peer(state_dir) as worker:
+            await worker.keep("怎么开具发票", "在订单页面点开具发票。")
+            found = await worker.find("发票如何开")
+            await worker.keep("发票如何开", "请打开订单,选择申请发票。", ticket=found.ticket)
+            stats = await worker.until(lambda stats: stats["total"]["compared"] == 1)
+            assert stats["total"]["wrong"] == 0
+            found = await worker.find("请问发票如何开")
+            assert found.ticket
+            await worker.keep("请问发票如何开", "您可以在订单详情里申请发票", ticket=found.ticket)
+            stats = await worker.until(lambda stats: stats["total"]["compared"] == 2)
+            assert stats["total"]["wrong"] == 1
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    semantic = {"enabled": True, "budget": 5.0, "sample": 1.0, "judge": "strict-model", "judge_key": "sk-judge"}
+    listeners = [{"address": f"127.0.0.1:{server.server_address[1]}"}]
+    try:
+        with helper(tmp_path / "state", listeners=listeners, semantic=semantic) as process:
+            run(story(process.state_dir))
+            assert "sk-judge" not in process.stop()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert {(key, cache, body["model"]) for key, cache, body in asked} == {
+        ("Bearer sk-judge", "bypass", "strict-model")
+    }
 
 
 def test_what_cannot_be_opened_leaves_equal_requests(tmp_path: Path) -> None:

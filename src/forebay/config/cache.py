@@ -93,7 +93,9 @@ class Semantic(Section):
     """Of `forebay cache fit`; without it, the one that is shipped."""
     judge: Name | None = None
     """A model that is asked, afterwards, whether two answers say the same, where the answers themselves do not tell.
-    Its calls are booked as requests of the organisation that asked."""
+    It is asked through the first listener, with `judge_key`, and its calls are booked as that key's."""
+    judge_key: str = Field(default="", repr=False)
+    """A key of this gateway, of class low at best; write ${VAR}."""
 
     @field_validator("embedder")
     @classmethod
@@ -177,6 +179,8 @@ class Cache(Section):
             raise clash("cache.semantic.index: redis needs cache.redis, its URL")
         if self.semantic.enabled and not (self.disk_bytes or self.redis or self.semantic.index is IndexKind.PGVECTOR):
             raise clash("cache.semantic needs a place for answers: cache.disk_bytes or cache.redis")
+        if self.semantic.enabled and self.semantic.judge is not None and not self.semantic.judge_key:
+            raise clash("cache.semantic.judge needs cache.semantic.judge_key, a key of this gateway")
         if self.personal and self.share not in (Share.USER, Share.KEY, Share.END_USER):
             raise clash("cache.personal needs cache.share: user, key or end_user")
         return self

@@ -82,12 +82,15 @@ class Counts:
             count.refused += not kept
             count.keeping += seconds
 
-    def compared(self, partition: str, same: bool, seconds: float) -> None:
+    def kept_busy(self, partition: str, seconds: float) -> None:
+        with self._lock:
+            self._of(partition).keeping += seconds
+
+    def compared(self, partition: str, same: bool) -> None:
         with self._lock:
             count = self._of(partition)
             count.compared += 1
             count.wrong += not same
-            count.keeping += seconds
 
     def heard(self, partition: str, good: bool) -> None:
         with self._lock:

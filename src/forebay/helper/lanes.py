@@ -68,6 +68,14 @@ class Lane(Generic[T]):
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
+    def drop(self) -> None:
+        """What waits is not done any more; the thread leaves after what it does now, and is not waited for."""
+        with self._changed:
+            self._leaving = True
+            self._line.clear()
+            self._bytes = 0
+            self._changed.notify()
+
     def _run(self) -> None:
         due = 0.0
         while True:

@@ -48,11 +48,13 @@ from forebay.cache.messages import (
 )
 from forebay.cache.semantic.embedder import Embedder, EmbedderMissing, EmbedderUnavailable
 from forebay.cache.semantic.index import IndexUnavailable
+from forebay.cache.semantic.judge import Judged
 from forebay.cache.semantic.verifier import VerifierError
 from forebay.cache.stores.store import StoreError
 from forebay.clock import Clock, SystemClock
 from forebay.config.models import Config
 from forebay.gateway import logs
+from forebay.helper.asking import ModelJudge
 from forebay.helper.building import (
     counts_file,
     embedder_of,
@@ -96,9 +98,16 @@ class _Waiting(NamedTuple):
     epoch: int
 
 
+class _Judged(NamedTuple):
+    """What a model said of a ticket."""
+
+    ticket: int
+    judged: Judged | None
+
+
 class _Chore(NamedTuple):
     connection: Connection | None
-    said: Said | Config
+    said: Said | Config | _Judged
 
 
 class Helper:
@@ -214,7 +223,7 @@ class Helper:
             if connection is not None and answer is not None and not isinstance(said, Store | Unanswered):
                 self._loop.call_soon_threadsafe(self._send, [(connection, answer, 0)])
 
-    def _answer(self, said: Said | Config) -> Answered | None:
+    def _answer(self, said: Said | Config | _Judged) -> Answered | None:
         if isinstance(said, Config):
             self._apply(said)
             return None
@@ -223,6 +232,8 @@ class Helper:
             return Failed(getattr(said, "n", 0), self._said or "the cache's helper has just been started; try again")
         try:
             match said:
+                case _Judged(ticket, judged):
+                    service.learn(ticket, judged)
                 case Store():
                     service.keep(said)
                 case Unanswered():
@@ -299,7 +310,13 @@ class Helper:
                 self._embedder = embedder_of(config)
             service.meaning = open_meaning(config, self._embedder, service.store, self._clock, SystemRandom())
             service.state = "ready"
+            if config.cache.semantic.judge is not None and service.asks is None:
+                service.asks = ModelJudge(config, self._judged)
             log.info("questions are compared by %s; %d are known", self._embedder.id, len(service.meaning.index))
+
+    def _judged(self, ticket: int, judged: Judged | None) -> None:
+        """From the model's thread."""
+        self._chores.put(_Chore(None, _Judged(ticket, judged)))
 
     def _listen(self, service: Service, leaving: threading.Event) -> None:
         while not leaving.is_set():
@@ -335,6 +352,8 @@ class Helper:
             self._other_hosts.join(2.0)
             self._other_hosts = None
         if service is not None:
+            if service.asks is not None:
+                service.asks.close()
             if service.meaning is not None:
                 service.meaning.close()
             service.store.close()

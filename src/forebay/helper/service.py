@@ -23,11 +23,12 @@ from forebay.cache.semantic.deciding import Choice
 from forebay.cache.semantic.embedder import EmbedderUnavailable, cleaned
 from forebay.cache.semantic.guard import compare
 from forebay.cache.semantic.index import IndexUnavailable
-from forebay.cache.semantic.judge import Judged, judge
+from forebay.cache.semantic.judge import Judged, Opinion, judge
 from forebay.cache.stores.store import Record, StoreError, fits
 from forebay.cache.stores.store import Store as Answers
 from forebay.clock import Clock
 from forebay.config.cache import Cache, IndexKind
+from forebay.helper.asking import ModelJudge
 from forebay.helper.counts import Counts
 from forebay.helper.meaning import Meaning
 from forebay.helper.showing import shown_entries, shown_stats
@@ -60,6 +61,8 @@ class Service:
     counts: Counts = field(default_factory=Counts)
     meaning: Meaning | None = None
     state: str = "off"
+    asks: ModelJudge | None = None
+    """Where a model is to tell what the answers themselves do not."""
     queues: Callable[[], dict[str, int]] = dict
     _expire_at: float = 0.0
     _tidy_at: float = 0.0
@@ -168,16 +171,34 @@ class Service:
         if pending is None or kept is None:
             self.give_up(Unanswered(ticket))
             return
+        texts = answers.text_of(fresh), answers.text_of(kept)
         try:
-            judged = self._judged(meaning, answers.text_of(fresh), answers.text_of(kept))
+            judged = self._judged(meaning, *texts)
         except EmbedderUnavailable:
             self.give_up(Unanswered(ticket))
             return
+        if judged.opinion is Opinion.UNSURE and self.asks is not None:
+            if not self.asks.ask(ticket, pending.question, *texts):
+                self.give_up(Unanswered(ticket))
+        else:
+            self.learn(ticket, judged)
+        self.counts.kept_busy(pending.partition, self.clock.now() - began)
+
+    def learn(self, ticket: int, judged: Judged | None) -> None:
+        """What came of a comparison; None: nothing."""
+        meaning = self.meaning
+        if meaning is None:
+            return
+        if judged is None:
+            self.give_up(Unanswered(ticket))
+            return
         with meaning.deciding:
+            pending = meaning.decider.pending(ticket)
             gone = meaning.decider.learn(ticket, judged.same)
         if gone:
             self._forget([gone])
-        self.counts.compared(pending.partition, judged.same, self.clock.now() - began)
+        if pending is not None:
+            self.counts.compared(pending.partition, judged.same)
 
     def _judged(self, meaning: Meaning, fresh: str, known: str) -> Judged:
         def cosine(a: str, b: str) -> float:
