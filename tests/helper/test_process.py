@@ -234,6 +234,7 @@ def test_the_socket_is_its_users_alone_and_garbage_ends_only_its_own_connection(
     run(story())
 
 
+@pytest.mark.books
 def test_sampled_hits_and_near_misses_are_compared_with_the_engines_answer(tmp_path: Path) -> None:
     async def story(state_dir: Path) -> None:
         async with peer(state_dir) as worker:
@@ -337,6 +338,7 @@ def test_a_slow_embedder_costs_no_more_than_the_budget_and_a_dead_one_is_asked_a
             assert "sk-hush" not in process.stop()
 
 
+@pytest.mark.books
 def test_a_model_says_what_the_answers_do_not_tell(tmp_path: Path) -> None:
     replies = iter(("SAME", "different."))
     asked: list[tuple[str, str, dict[str, Any]]] = []
@@ -385,6 +387,7 @@ def test_a_model_says_what_the_answers_do_not_tell(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.books
 def test_what_cannot_be_opened_leaves_equal_requests(tmp_path: Path) -> None:
     async def story(process: HelperProcess) -> None:
         async with peer(process.state_dir) as worker:
@@ -409,6 +412,7 @@ def test_what_cannot_be_opened_leaves_equal_requests(tmp_path: Path) -> None:
             process.stop()
 
 
+@pytest.mark.books
 def test_two_helpers_do_not_share_a_state_directory(running: HelperProcess) -> None:
     second = HelperProcess(running.state_dir)
     try:
