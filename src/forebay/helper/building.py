@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -15,20 +16,23 @@ from forebay.cache.semantic.embedder import POLICY, Embedder, open_embedder
 from forebay.cache.semantic.guard import FEATURES, compare
 from forebay.cache.semantic.index import Index, Space
 from forebay.cache.semantic.judge import MISS
-from forebay.cache.stores.disk import Disk, answers_file
-from forebay.cache.stores.store import Store
+from forebay.cache.stores import opening
+from forebay.cache.stores.store import SharedStore, Store
+from forebay.cache.stores.tiered import position_in
 from forebay.clock import Clock
 from forebay.config.cache import Cache, IndexKind, Semantic
 from forebay.config.models import Config
 from forebay.helper.meaning import Meaning
 
-if TYPE_CHECKING:
-    from forebay.cache.stores.redis_store import Position, RedisStore
-
 log = logging.getLogger("forebay.cache")
 
 WAIT: Final = 0.01
 """Seconds that a look-up waits for a store at most, whatever its budget."""
+
+OTHERS: Final = 300.0
+"""Seconds between looks for questions that other hosts put into the shared store, where the index is this host's."""
+SHARED: Final = ("redis", "postgres")
+"""Stores that have no file before them, which would keep their position."""
 
 
 def learned_file(state_dir: Path) -> Path:
@@ -52,29 +56,16 @@ def open_store(config: Config, clock: Clock) -> Store:
     """Raises StoreError."""
     rules = config.cache
     wait = min(WAIT, rules.semantic.budget / 2)
-    if rules.redis:
-        from forebay.cache.stores.redis_store import RedisStore
-
-        return RedisStore(rules.redis, clock.wall, wait=wait, position=_position(position_file(config.state_dir)))
-    return Disk(answers_file(config.state_dir), rules.disk_bytes, clock.wall, wait=wait)
-
-
-def _position(file: Path) -> Position | None:
-    from forebay.cache.stores.redis_store import Position
-
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Position)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as e:
-        log.warning("%s cannot be read; what workers have in memory is forgotten: %s", file, e)
-        return None
+    store = opening.open_store(rules, config.database, config.state_dir, clock.wall, wait=wait)
+    if store.name in SHARED:
+        cast("SharedStore", store).position = position_in(position_file(config.state_dir))
+    return store
 
 
 def save_position(store: Store, state_dir: Path) -> None:
     """Up to where a shared store has said what other hosts dropped. Raises OSError."""
-    if store.name == "redis":
-        written(position_file(state_dir), msgspec.json.encode(cast("RedisStore", store).position))
+    if store.name in SHARED:
+        written(position_file(state_dir), msgspec.json.encode(cast("SharedStore", store).position))
 
 
 def same_embedder(old: Semantic, new: Semantic) -> bool:
@@ -97,7 +88,8 @@ def open_meaning(config: Config, embedder: Embedder, store: Store, clock: Clock,
     except BaseException:
         index.close()
         raise
-    meaning = Meaning(rules, embedder, index, decider, store, clock, rng)
+    alone = store.name == "disk" or rules.index is not IndexKind.FAISS
+    meaning = Meaning(rules, embedder, index, decider, store, clock, rng, inf if alone else OTHERS)
     meaning.refill()
     return meaning
 
@@ -123,7 +115,7 @@ def _index(config: Config, space: Space) -> Index:
 def _decider(rules: Cache, embedder: Embedder, file: Path) -> Decider:
     semantic = rules.semantic
     if semantic.verifier is not None:
-        rated: verifier.Network | verifier.CosineOnly = verifier.load(semantic.verifier, semantic.embedder, FEATURES)
+        rated: verifier.Verifying = verifier.load(semantic.verifier, semantic.embedder, FEATURES)
     else:
         rated = verifier.shipped(semantic.embedder, FEATURES)
     decider = Decider(semantic, embedder.id, rated, compare, MISS)

@@ -68,7 +68,9 @@ class Meaning:
         store: Store,
         clock: Clock,
         rng: Random,
+        every: float = inf,
     ) -> None:
+        """`every`: seconds between looks for questions that others put into the store."""
         self.rules = rules
         self.embedder = embedder
         self.index = index
@@ -77,6 +79,7 @@ class Meaning:
         self._store = store
         self._clock = clock
         self._rng = rng
+        self._every = every
         self._vectors: OrderedDict[str, Vectors] = OrderedDict()
         self._remembering = threading.Lock()
         self._suspects: set[str] = set()
@@ -226,7 +229,7 @@ class Meaning:
                     if self.filled:
                         log.info("%d questions were put into the index again", self.filled)
                     self.filled = 0
-                    self.refill(inf)
+                    self.refill(self._every)
                     return False
                 absent = set(self.index.missing([known.entry for known in page]))
                 self._waiting = [known for known in page if known.entry in absent]
@@ -246,7 +249,7 @@ class Meaning:
     def tidy(self) -> None:
         """Take out of the index what the store, where it answers, does not know."""
         suspects, self._suspects = self._suspects, set()
-        if suspects and self._store.stats().state == "ok":
+        if suspects and self._store.state == "ok":
             known = self._store.known(sorted(suspects))
             self.remove([entry for entry in suspects if entry not in known])
 
