@@ -14,7 +14,7 @@ from forebay.cache.semantic import verifier
 from forebay.cache.semantic.deciding import Decider, StateError
 from forebay.cache.semantic.embedder import POLICY, Embedder, open_embedder
 from forebay.cache.semantic.guard import FEATURES, compare
-from forebay.cache.semantic.index import Index, Space
+from forebay.cache.semantic.index import Index, IndexUnavailable, Space
 from forebay.cache.semantic.judge import MISS
 from forebay.cache.stores import opening
 from forebay.cache.stores.store import SharedStore, Store
@@ -80,9 +80,9 @@ def embedder_of(config: Config) -> Embedder:
 
 
 def open_meaning(config: Config, embedder: Embedder, store: Store, clock: Clock, rng: Random) -> Meaning:
-    """Raises VerifierError, IndexUnavailable, OSError, and ImportError where a package is missing."""
+    """Raises VerifierError, StoreError, IndexUnavailable, OSError, and ImportError where a package is missing."""
     rules = config.cache.semantic
-    index = _index(config, Space(embedder.id, embedder.dimensions, POLICY))
+    index = _index(config, Space(embedder.id, embedder.dimensions, POLICY), clock)
     try:
         decider = _decider(config.cache, embedder, learned_file(config.state_dir))
     except BaseException:
@@ -94,8 +94,9 @@ def open_meaning(config: Config, embedder: Embedder, store: Store, clock: Clock,
     return meaning
 
 
-def _index(config: Config, space: Space) -> Index:
+def _index(config: Config, space: Space, clock: Clock) -> Index:
     rules = config.cache.semantic
+    wait = rules.budget / 2
     match rules.index:
         case IndexKind.FAISS:
             from forebay.cache.semantic.faiss_index import FaissIndex
@@ -108,8 +109,12 @@ def _index(config: Config, space: Space) -> Index:
             elif index.opened.damaged:
                 log.warning("%d vectors were damaged, and are made anew", index.opened.damaged)
             return index
-        case other:
-            raise NotImplementedError(other)
+        case IndexKind.PGVECTOR:
+            raise IndexUnavailable("cache.semantic.index: pgvector is not there yet")
+        case IndexKind.REDIS:
+            from forebay.cache.semantic.redis_index import RedisIndex
+
+            return RedisIndex(config.cache.redis, space, rules.entries, clock.wall, wait=wait)
 
 
 def _decider(rules: Cache, embedder: Embedder, file: Path) -> Decider:
