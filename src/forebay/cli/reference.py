@@ -28,6 +28,7 @@ from forebay.api.routes import ROUTES
 from forebay.cli.main import COMMANDS, EX_CONFIG, USAGE
 from forebay.cli.supervisor import EX_FAILED, EX_OK, EX_OSERR, EX_UNAVAILABLE
 from forebay.clock import SystemClock
+from forebay.config.cache import Cache
 from forebay.config.cache_prefix import Prefix
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
@@ -36,6 +37,7 @@ from forebay.gateway.admission_view import REASONS as SHED_REASONS
 from forebay.gateway.admitting import REASONS, Admitting
 from forebay.gateway.app import Gateway
 from forebay.gateway.booking import open_books
+from forebay.gateway.caching import Caching
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
 from forebay.gateway.fleet import Fleet
@@ -366,7 +368,7 @@ configuration; `kind` is `prompt` or `completion`; `decision` is `admit`, `wait`
 `status_4xx`, `status_5xx`, `overloaded`, `error_event`, `empty_stream`, `not_json`, `not_foldable`, `coding`, `too_large`,
 `event_too_large`, `error_too_large`, `other_model`, `stalled`; `event` is why a breaker opened, `failures` or `stalled`, or
 `closed`; `prompt` is `prefill_engine` or `whole`; `reservation` is `safe`, `waited` or `degraded`; `tokens` is `all`, `believed_cached` or `cached`; `how` is `exact` or
-`estimated`, and of aborts `told`, `failed` or `left_out`; `rule` is an [alert's type](alerts.md), `receiver` its name in the configuration, `result` is `delivered`, `again`, `refused` or `dropped`; `code` is a refusal's; `state` is a state of
+`estimated`, and of aborts `told`, `failed` or `left_out`; `rule` is an [alert's type](alerts.md), `receiver` its name in the configuration, `result` is `delivered`, `again`, `refused` or `dropped`, and of caches, as `why`, a word of [cache.md](cache.md); `said` is `good` or `bad`; `code` is a refusal's; `state` is a state of
 [lifecycle.py](../src/forebay/lifecycle.py), and of engines [one of these](health.md#who-gets-requests); `process` is `supervisor`, `admin` or
 `worker-0`. A family holds at most 4,096 series a worker; what is beyond is counted under `_other`."""
     yield f"""
@@ -410,12 +412,15 @@ async def _families() -> list[FamilySnapshot]:
         admission = config.admission.model_copy(update={"enabled": True})
         gateway.admitting = Admitting(admission, asyncio.get_running_loop())
         gateway.watching = PromptWatch(Prefix(watch=True), gateway, asyncio.get_running_loop())
+        cached = config.model_copy(update={"cache": Cache(enabled=True)})
+        gateway.caching = Caching(gateway, cached, asyncio.get_running_loop())
         gateway.booking = open_books(config, PriceBook(), 0, asyncio.get_running_loop())
         server = Server(gateway, config.limits, config.timeouts, ticker)
         found = [*Control(gateway, server, writer, "-", 0).snapshot().families, *await state.scrape(keys)]
         await server.close()
         await gateway.booking.close()
         gateway.watching.close()
+        await gateway.caching.close()
     return found
 
 
