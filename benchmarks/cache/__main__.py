@@ -18,6 +18,8 @@ PARTS = MappingProxyType(
     {
         "latency": "benchmarks.cache.latency",
         "prefix": "benchmarks.cache.prefix",
+        "pairs": "benchmarks.cache.labelled",
+        "stream": "benchmarks.cache.stream",
     }
 )
 """Each is a module with `measure(console) -> (figures, what fell short)`; its docstring's first line is its title.
