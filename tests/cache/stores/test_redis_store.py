@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -169,6 +170,43 @@ def test_a_paused_redis_costs_a_bounded_wait_and_comes_back(server: RedisServer,
     clock.advance(Circuit.MOST_REST)
     assert store.exact(kept.exact) == kept
     assert store.stats().state == "ok"
+
+
+@pytest.mark.books
+def test_connecting_may_take_longer_than_a_look_up(valkey_server: RedisServer, hosts: Host) -> None:
+    """Through a proxy that is slow at first, as TLS to another site is."""
+    clock = ManualClock(wall=time.time())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        proxy = threading.Thread(target=_slow_at_first, args=(listening, valkey_server.socket), daemon=True)
+        proxy.start()
+        store = hosts(f"redis://127.0.0.1:{listening.getsockname()[1]}/900", wait=0.05)
+        assert store.exact(record(1, clock).exact) is None
+        assert (store.stats().failed, store.state) == (0, "ok")
+        store.close()
+        listening.shutdown(socket.SHUT_RDWR)
+        proxy.join(10)
+
+
+def _slow_at_first(listening: socket.socket, server: Path) -> None:
+    while True:
+        try:
+            client, _ = listening.accept()
+        except OSError:
+            return
+        threading.Thread(target=_slow_connection, args=(client, server), daemon=True).start()
+
+
+def _slow_connection(client: socket.socket, server: Path) -> None:
+    with client, socket.socket(socket.AF_UNIX) as behind:
+        behind.connect(str(server))
+        slow = True
+        while asked := client.recv(65_536):
+            behind.sendall(asked)
+            answer = behind.recv(65_536)
+            if slow:
+                time.sleep(0.1)  # the network between
+                slow = False
+            client.sendall(answer)
 
 
 @pytest.mark.books
