@@ -253,7 +253,8 @@ def test_a_full_redis_keeps_nothing_more_and_still_answers(server: RedisServer, 
     assert store.put(kept).kept
     with server.client() as client:
         client.config_set("maxmemory", "1")
-        assert not store.put(record(2, clock)).kept
+        assert not any(store.put(record(2, clock)).kept for _ in range(10))
+        assert "memory" in store.state
         assert store.exact(kept.exact) == kept
         client.config_set("maxmemory", "0")
     assert store.put(record(2, clock)).kept
@@ -307,6 +308,15 @@ class TestCircuit:
         assert circuit.admits()
         circuit.succeeded()
         assert (circuit.admits(), circuit.is_open, circuit.problem) == (True, False, "")
+
+    def test_what_answers_and_refuses_does_not_rest_and_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        circuit = Circuit("Redis", ManualClock().now)
+        for _ in range(10):
+            circuit.refused("OOM")
+        assert (circuit.admits(), circuit.problem) == (True, "OOM")
+        assert caplog.text.count("Redis: OOM") == 1
+        circuit.succeeded()
+        assert circuit.problem == ""
 
     def test_the_rest_is_bounded(self) -> None:
         clock = ManualClock()

@@ -13,13 +13,13 @@ from typing import Any, Final, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoScriptError, RedisError
+from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from forebay.cache.stores.circuit import Circuit
 from forebay.cache.stores.store import StoreError, StoreGone
 
-__all__ = ["RedisClient", "Script"]
+__all__ = ["RedisClient", "Script", "all_of"]
 
 _T = TypeVar("_T")
 
@@ -60,7 +60,10 @@ class RedisClient:
             answer = ask(client)
         except (RedisError, OSError) as e:
             problem = _explained(e)
-            self.circuit.failed(problem)
+            if isinstance(e, ResponseError):
+                self.circuit.refused(problem)
+            else:
+                self.circuit.failed(problem)
             raise StoreGone(f"{self.where}: {problem}") from e
         self.circuit.succeeded()
         return answer
@@ -85,6 +88,15 @@ class Script:
             return client.evalsha(self._sha, len(keys), *keys, *args)
         except NoScriptError:
             return client.eval(self._text, len(keys), *keys, *args)
+
+
+def all_of(pipeline: Any) -> list[Any]:
+    """Its answers. Raises the first error as the server said it: `execute` would add the command, vectors and all."""
+    answers: list[Any] = pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
 
 
 class _Connecting:
