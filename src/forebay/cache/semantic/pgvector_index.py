@@ -133,8 +133,8 @@ class PgvectorIndex:
                 connection,
                 "WITH mine AS MATERIALIZED ("  # noqa: S608
                 f"SELECT entry, vector FROM {self._table} WHERE scope = %(scope)s LIMIT %(most)s)"
-                " SELECT entry, halfvec_send(vector), (SELECT count(*) FROM mine) FROM mine"
-                " ORDER BY vector <#> %(asked)s::halfvec LIMIT %(k)s",
+                " SELECT entry, halfvec_send(vector), n FROM (SELECT entry, vector, (SELECT count(*) FROM mine) AS n"
+                " FROM mine ORDER BY vector <#> %(asked)s::halfvec LIMIT %(k)s) AS best",
                 values,
             ).fetchall()
             if not rows or rows[0][2] <= SMALL:
@@ -152,8 +152,8 @@ class PgvectorIndex:
     def _graph(self, connection: Connection, where: str, asked: Vectors, values: dict[str, Any]) -> list[Near]:
         rows = _run(
             connection,
-            f"SELECT entry, halfvec_send(vector) FROM {self._table} {where}"  # noqa: S608
-            " ORDER BY vector <#> %(asked)s::halfvec LIMIT %(k)s",
+            f"SELECT entry, halfvec_send(vector) FROM (SELECT entry, vector FROM {self._table} {where}"  # noqa: S608
+            " ORDER BY vector <#> %(asked)s::halfvec LIMIT %(k)s) AS best",
             values,
         ).fetchall()
         return self._read(asked, rows)
