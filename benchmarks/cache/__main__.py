@@ -20,6 +20,7 @@ PARTS = MappingProxyType(
         "prefix": "benchmarks.cache.prefix",
         "pairs": "benchmarks.cache.labelled",
         "stream": "benchmarks.cache.stream",
+        "stores": "benchmarks.cache.stores",
     }
 )
 """Each is a module with `measure(console) -> (figures, what fell short)`; its docstring's first line is its title.
