@@ -7,12 +7,14 @@ word); what is left over on either side, and how each is framed, decides.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from forebay.cache.semantic.guard.forms import derived, words
+from forebay.cache.semantic.guard.aligning import align, changed, exchanged, sequence, weigh
+from forebay.cache.semantic.guard.asking import asked_for
+from forebay.cache.semantic.guard.forms import words
 from forebay.cache.semantic.guard.lexicon import LEXICON
-from forebay.cache.semantic.guard.reading import Reading, Token, read
+from forebay.cache.semantic.guard.ordering import order, same_roles
+from forebay.cache.semantic.guard.reading import LONGEST, Reading, Token, read
 
 __all__ = ["FEATURES", "Verdict", "compare"]
 
@@ -60,53 +62,34 @@ class Verdict(NamedTuple):
     """As `FEATURES`."""
 
 
-_RANK: Final = ("whether", "what", "which")
-_FINE: Final = frozenset(
-    frozenset(pair)
-    for pair in (
-        ("what", "which"), ("how", "fix"), ("what", "fix"), ("how", "whether"), ("what", "how"), ("what", "define"),
-    )
-)  # fmt: skip
-_MEASURES: Final = frozenset(words("amount count length often far old tall large heavy fast deep hot"))
 _SOFT_SCOPES: Final = frozenset(
     words("during again still already self both either same another all part outside always instead within permanently")
 )
-_DIRECTED: Final = frozenset({"from", "to", "than", "by", "before", "after", "over"})
-_CONTRARY_ROLES: Final = ({"from", "to"}, {"to", "by"}, {"before", "after"})
 _PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis")
-_NAMED_BY: Final[frozenset[str]] = frozenset()
 _DATES: Final = frozenset({"weekday", "month", "day", "season", "holiday", "period"})
-_WITHIN: Final = frozenset({"of", "for", "in", "on", "at", "de"})
-
-
-@dataclass(slots=True)
-class _Aligned:
-    pairs: list[tuple[int, int]]
-    left: list[Token]
-    right: list[Token]
-    synonyms: int
-    derived: int
-    equal: float
+_FAILING: Final = frozenset(
+    words("fail failur problem troubl issu error difficulty unsuccessful 失败 出错 报错 异常 问题 故障 失灵 失效")
+)
 
 
 def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     """How two questions differ. A text that is compared several times is `read` once."""
     one = read(asked) if isinstance(asked, str) else asked
     other = read(known) if isinstance(known, str) else known
-    aligned = _align(one.tokens, other.tokens)
+    aligned = align(one.tokens, other.tokens)
     left, right = aligned.left, aligned.right
     antonyms, contrary = _antonyms(one, other, left, right)
     rivals, rival = _rivals(left, right)
-    parity = (one.negations + other.negations + contrary) % 2
-    question = _question(one, other, aligned)
+    parity = (one.negations + other.negations + contrary + _failing(one, other, left, right)) % 2
+    question = asked_for(one, other, aligned)
     modality = _sets(one.modals, other.modals)
     tense = _sets(one.tenses, other.tenses)
-    person = _sets(one.persons, other.persons)
+    person = _person(one, other)
     scopes = list((Counter(one.scopes) - Counter(other.scopes)).elements())
     scopes += (Counter(other.scopes) - Counter(one.scopes)).elements()
     numbers = _numbers(left, right)
-    entities = [token for token in (*left, *right) if token.sort in ("name", "id")]
-    inversions, swapped = _order(one, other, aligned)
+    entities = [token for token in (*left, *right) if token.sort in ("name", "id", "acronym")]
+    inversions, swapped = order(one, other, aligned)
     heavy_left = sum(token.weight for token in left if token.sort != "light")
     heavy_right = sum(token.weight for token in right if token.sort != "light")
     light = sum(token.weight for token in (*left, *right) if token.sort == "light")
@@ -114,14 +97,18 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     weight_other = sum(token.weight for token in other.tokens) or 1.0
     left_all = sum(token.weight for token in left)
     right_all = sum(token.weight for token in right)
-    exchanged = _exchanged(one, other, aligned)
+    in_place = exchanged(one.tokens, other.tokens, aligned)
     two_languages = abs(one.chinese - other.chinese) > 0.6
     same = not left_all and not right_all
+    foreign = one.foreign or other.foreign
     minimal = heavy_left == heavy_right == 0.0
-    close = heavy_left < 0.5 or heavy_right < 0.5
+    minimal_pair = changed(one.pieces, other.pieces)
+    entities = [t for t in entities if t.sort != "acronym" or minimal_pair or (weigh(left) and weigh(right))]
 
     conflict = ""
-    if two_languages:
+    if max(len(one.text), len(other.text)) > LONGEST:
+        conflict = "long"
+    elif two_languages:
         conflict = "language"
     elif numbers:
         conflict = _which_number(numbers)
@@ -137,22 +124,26 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         conflict = "entity"
     elif swapped:
         conflict = "order"
-    elif scopes and (close or not _SOFT_SCOPES.issuperset(scopes)):
+    elif scopes and (minimal_pair or minimal or not _SOFT_SCOPES.issuperset(scopes)):
         conflict = "scope word"
     elif question == 1.0:
         conflict = "question type"
-    elif modality == 1.0:
+    elif modality == 1.0 and (minimal or "must" in one.modals | other.modals):
         conflict = "modality"
     elif person == 1.0:
         conflict = "person"
     elif tense == 1.0 and minimal:
         conflict = "tense"
-    elif exchanged and exchanged >= max(heavy_left, heavy_right) - 0.01:
+    elif (minimal_pair and weigh(left) and weigh(right)) or (foreign and (weigh(left) or weigh(right))):
         conflict = "word"
-    elif close and (heavy_left or heavy_right) and not aligned.synonyms and not aligned.derived:
+    elif minimal_pair and (weigh(left) or weigh(right)):
         conflict = "narrower"
     identical = (
-        not conflict and same and not (question or modality or tense or person) and bool(one.tokens)
+        not conflict
+        and same
+        and not (question or modality or tense or person)
+        and bool(one.tokens)
+        and same_roles(one, other, aligned)
     ) or one.text == other.text
     if identical:
         conflict = ""
@@ -161,14 +152,14 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         1 - (left_all + right_all) / (weight_one + weight_other),
         1 - max(left_all / weight_one, right_all / weight_other),
         2 * len(one.grams & other.grams) / (len(one.grams) + len(other.grams) or 1),
-        _sequence(one.tokens, other.tokens),
+        sequence(one.tokens, other.tokens),
         min(len(one.tokens), len(other.tokens)) / (max(len(one.tokens), len(other.tokens)) or 1),
         (len(one.tokens) + len(other.tokens)) / 20,
         heavy_left,
         heavy_right,
         min(heavy_left, heavy_right),
         float(sum(not token.known for token in (*left, *right))),
-        exchanged,
+        in_place,
         float(aligned.synonyms),
         float(aligned.derived),
         light,
@@ -192,94 +183,16 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     return Verdict(conflict, identical, features)
 
 
-def _align(one: tuple[Token, ...], other: tuple[Token, ...]) -> _Aligned:
-    """Counterparts: equal, then of one meaning, then forms of one word."""
-    pairs: list[tuple[int, int]] = []
-    places: dict[str, list[int]] = {}
-    for at, token in enumerate(other):
-        places.setdefault(token.key, []).append(at)
-    free = [True] * len(other)
-    rest: list[int] = []
-    equal = 0.0
-    for at, token in enumerate(one):
-        same = places.get(token.key)
-        if same:
-            near = same[0] if len(same) == 1 else min(same, key=lambda place, at=at: abs(place - at))  # type: ignore[misc]
-            same.remove(near)
-            pairs.append((at, near))
-            free[near] = False
-            equal += token.weight
-        else:
-            rest.append(at)
-    synonyms = forms = 0
-    lonely: list[int] = []
-    for at in rest:
-        token = one[at]
-        best = -1
-        for place, match in enumerate(other):
-            if (
-                free[place]
-                and not token.senses.isdisjoint(match.senses)
-                and (best < 0 or match.weight > other[best].weight)
-            ):
-                best = place
-        if best >= 0:
-            pairs.append((at, best))
-            free[best] = False
-            if token.weight and other[best].weight:
-                synonyms += 1
-        else:
-            lonely.append(at)
-    left: list[Token] = []
-    for at in lonely:
-        token = one[at]
-        if token.sort in ("word", "name") and token.key.isascii():
-            root = derived(token.key)
-            for place, match in enumerate(other):
-                if (
-                    free[place]
-                    and match.sort in ("word", "name")
-                    and match.key.isascii()
-                    and ((derived(match.key) == root and not match.kinds) or _typed_wrong(token, match))
-                ):
-                    pairs.append((at, place))
-                    free[place] = False
-                    forms += 1
-                    break
-            else:
-                left.append(token)
-        else:
-            left.append(token)
-    right = [token for place, token in enumerate(other) if free[place]]
-    if left or right:
-        said = frozenset[str]().union(
-            *(senses for at, place in pairs for senses in (one[at].senses & other[place].senses,))
-        )
-        left = [token for token in left if token.sort == "number" or said.isdisjoint(token.senses)]
-        right = [token for token in right if token.sort == "number" or said.isdisjoint(token.senses)]
-    pairs.sort()
-    return _Aligned(pairs, left, right, synonyms, forms, equal)
-
-
-def _typed_wrong(one: Token, other: Token) -> bool:
-    """One of them is a known word, the other none, a single letter away from it."""
-    short, long = sorted((one.key, other.key), key=len)
-    if (
-        one.known == other.known
-        or len(short) < 4
-        or len(long) - len(short) > 1
-        or one.sort == "name"
-        or short[0] != long[0]
-    ):
-        return False
-    at = 0
-    while at < len(short) and short[at] == long[at]:
-        at += 1
-    if len(short) < len(long):
-        return short[at:] == long[at + 1 :]
-    return short[at + 1 :] == long[at + 1 :] or (
-        short[at : at + 2] == long[at : at + 2][::-1] and short[at + 2 :] == long[at + 2 :]
-    )
+def _failing(one: Reading, other: Reading, left: list[Token], right: list[Token]) -> int:
+    """1 where one side says by a word that it fails, and the other by a negation; the word is then no leftover."""
+    if (one.negations + other.negations) % 2 == 0:
+        return 0
+    side = left if one.negations < other.negations else right
+    for token in side:
+        if token.key in _FAILING:
+            side.remove(token)
+            return 1
+    return 0
 
 
 def _antonyms(one: Reading, other: Reading, left: list[Token], right: list[Token]) -> tuple[int, int]:
@@ -322,10 +235,12 @@ def _rivals(left: list[Token], right: list[Token]) -> tuple[int, str]:
             count += 1
             kind = kind or min(token.kinds)
     if not count:
-        for token in (*left, *right):
-            if token.kinds and not token.kinds.isdisjoint(_NAMING):
-                count += 1
-                kind = kind or min(token.kinds)
+        for side, facing in ((left, right), (right, left)):
+            for token in side:
+                named = token.kinds & _NAMING
+                if named and (named != {"reverse"} or not weigh(facing)):
+                    count += 1
+                    kind = kind or min(named)
     return count, kind
 
 
@@ -337,7 +252,7 @@ _NAMING: Final = frozenset(
 def _numbers(left: list[Token], right: list[Token]) -> list[Token]:
     """Numbers without a counterpart. A 1 (one, a) on one side alone says nothing."""
     found = [token for token in (*left, *right) if token.sort == "number"]
-    if len(found) == 1 and found[0].key == "1":
+    if len(found) == 1 and found[0].key in ("1", "times:1"):
         for side in (left, right):
             if found[0] in side:
                 side.remove(found[0])
@@ -361,6 +276,18 @@ def _which_number(numbers: list[Token]) -> str:
     return "number"
 
 
+def _person(one: Reading, other: Reading) -> float:
+    """0 the same, 0.5 perhaps another, 1 another person's. "My" and nothing are one; "your" in "how do you" is anyone's."""
+    mine, yours = (
+        {"second"} & set(r.persons) if not r.questions & {"how", "fix"} else set[str]() for r in (one, other)
+    )
+    if ("third" in one.persons) != ("third" in other.persons):
+        return 1.0 if "first" in one.persons | other.persons else 0.5
+    if mine != yours:
+        return 1.0 if "first" in (other.persons if mine else one.persons) else 0.5
+    return 0.0
+
+
 def _sets(one: frozenset[str], other: frozenset[str]) -> float:
     """0 equal, 0.5 one says nothing, 1 they say different things."""
     if one == other:
@@ -368,152 +295,3 @@ def _sets(one: frozenset[str], other: frozenset[str]) -> float:
     if not one or not other:
         return 0.5
     return 1.0 if one.isdisjoint(other) else 0.5
-
-
-def _question(one: Reading, other: Reading, aligned: _Aligned) -> float:
-    mine, yours = _asks(one.questions), _asks(other.questions)
-    if mine == yours:
-        return 0.0
-    if not mine or not yours:
-        return 0.5
-    if not mine.isdisjoint(yours):
-        return 0.5
-    for a in mine:
-        for b in yours:
-            if frozenset((a, b)) in _FINE:
-                return 0.5
-            if (a in _MEASURES or a in _NAMED_BY) and b in ("what", "which"):
-                return 0.5
-            if (b in _MEASURES or b in _NAMED_BY) and a in ("what", "which"):
-                return 0.5
-    if {"amount", "count"} >= mine | yours or {"what", "happens"} >= mine | yours:
-        return 0.5
-    for at, place in aligned.pairs:
-        if "stand-in" in (one.tokens[at].sort, other.tokens[place].sort):
-            return 0.25
-    return 1.0
-
-
-def _asks(questions: frozenset[str]) -> frozenset[str]:
-    """What is asked for: "can you tell me when" asks when."""
-    for vague in _RANK:
-        if len(questions) > 1 and vague in questions:
-            questions = questions - {vague}
-    return questions
-
-
-def _order(one: Reading, other: Reading, aligned: _Aligned) -> tuple[float, bool]:
-    """Share of the aligned pairs that stand the other way round, and whether that changes who does what to whom."""
-    pairs = [pair for pair in aligned.pairs if one.tokens[pair[0]].weight > 0.5]
-    count = len(pairs)
-    inverted = 0
-    swapped = False
-    both_linked = one.linked and other.linked
-    tokens, others = one.tokens, other.tokens
-    roles = _swapped_roles(one, other, aligned)
-    if (passive := _passive(tokens, others, pairs)) is not None:
-        return 0.0, passive or roles
-    for i in range(count):
-        for j in range(i + 1, count):
-            if pairs[i][1] < pairs[j][1]:
-                continue
-            inverted += 1
-            x, y = tokens[pairs[i][0]], tokens[pairs[j][0]]
-            a, b = others[pairs[i][1]], others[pairs[j][1]]
-            if both_linked:
-                continue
-            if not x.kinds.isdisjoint(y.kinds) or (x.sort == y.sort and x.sort in ("name", "number")):
-                kept = x.role == a.role and y.role == b.role and (x.role or y.role)
-                swapped = swapped or (not kept and x.key != y.key)
-            elif x.sort == y.sort == "char" and pairs[j][0] == pairs[i][0] + 1 and pairs[i][1] == pairs[j][1] + 1:
-                swapped = swapped or x.key != y.key
-            elif j > i + 1 and any(pairs[j][1] < pairs[k][1] < pairs[i][1] for k in range(i + 1, j)):
-                loose = not _WITHIN.isdisjoint((x.role, y.role, a.role, b.role))
-                swapped = swapped or not loose
-    return (2 * inverted / (count * (count - 1)) if count > 1 else 0.0), swapped or roles or _swapped_counts(
-        one, other, pairs
-    )
-
-
-def _passive(tokens: tuple[Token, ...], others: tuple[Token, ...], pairs: list[tuple[int, int]]) -> bool | None:
-    """Whether the doer that one side names with "by" is not the doer on the other; None: neither does, or both do."""
-    for at, place in pairs:
-        by_one, by_other = tokens[at].role == "by", others[place].role == "by"
-        if by_one == by_other:
-            continue
-        return any(
-            (x < at and y < place) for x, y in pairs if tokens[x].role != "by" and others[y].role != "by" and x != at
-        )
-    return None
-
-
-def _swapped_roles(one: Reading, other: Reading, aligned: _Aligned) -> bool:
-    """What is "to" one thing is "to" another that both questions name."""
-    tokens, others = one.tokens, other.tokens
-    partner = dict(aligned.pairs)
-    back = {place: at for at, place in aligned.pairs}
-    for at, token in enumerate(tokens):
-        if token.role not in _DIRECTED or at not in partner:
-            continue
-        there = others[partner[at]]
-        if there.role == token.role:
-            continue
-        if {token.role, there.role} in _CONTRARY_ROLES:
-            return True
-        for place, match in enumerate(others):
-            if match.role == token.role and place in back and tokens[back[place]].role != token.role:
-                return True
-    return False
-
-
-def _swapped_counts(one: Reading, other: Reading, pairs: list[tuple[int, int]]) -> bool:
-    """2 adults and 3 children; 3 adults and 2 children."""
-    partner = dict(pairs)
-    for at, place in pairs:
-        if one.tokens[at].sort == "number" and at + 1 in partner and place + 1 < len(other.tokens):
-            counted = partner[at + 1]
-            if counted != place + 1 and counted and other.tokens[counted - 1].sort == "number" and counted - 1 != place:
-                return True
-    return False
-
-
-def _exchanged(one: Reading, other: Reading, aligned: _Aligned) -> float:
-    """Weight of tokens that stand in the place of others: what is before and after them is aligned."""
-    gone = {id(token) for token in aligned.left}
-    come = {id(token) for token in aligned.right}
-    partner = dict(aligned.pairs)
-    total = 0.0
-    before = -1
-    run: list[Token] = []
-    for at, token in enumerate((*one.tokens, None)):
-        if token is not None and at not in partner:
-            if id(token) in gone and token.weight > 0.3:
-                run.append(token)
-            continue
-        place = partner[at] if token is not None else len(other.tokens)
-        if run:
-            between = [match for match in other.tokens[before + 1 : place] if id(match) in come and match.weight > 0.3]
-            if between and place > before:
-                total += min(sum(max(t.weight, 0.6) for t in run), sum(max(t.weight, 0.6) for t in between))
-        run = []
-        before = place
-    return total
-
-
-def _sequence(one: tuple[Token, ...], other: tuple[Token, ...]) -> float:
-    """Longest common subsequence of equal tokens, by the longer text; of the first 40 tokens."""
-    a = [token.key for token in one[:40]]
-    b = [token.key for token in other[:40]]
-    if not a or not b:
-        return 0.0
-    row = [0] * (len(b) + 1)
-    for key in a:
-        diagonal = 0
-        for at, match in enumerate(b, start=1):
-            above = row[at]
-            if key == match:
-                row[at] = diagonal + 1
-            elif row[at - 1] > above:
-                row[at] = row[at - 1]
-            diagonal = above
-    return row[-1] / max(len(a), len(b))

@@ -43,8 +43,10 @@ class Entry(NamedTuple):
 
 
 class Lexicon(NamedTuple):
-    english: Mapping[str, tuple[tuple[tuple[str, ...], Entry], ...]]
-    """By the first stem: phrases (all stems), the longest first."""
+    english: Mapping[str, Entry]
+    """By stem."""
+    phrases: Mapping[str, Mapping[str, tuple[tuple[tuple[str, ...], Entry], ...]]]
+    """By the first stem and the second: phrases (all stems), the longest first."""
     chinese: Mapping[str, Entry]
     longest: int
     """Characters of the longest Chinese word."""
@@ -141,7 +143,8 @@ def _oppose(opposites: dict[str, set[str]], left: set[str], right: str, drafts: 
 
 def _load() -> Lexicon:
     opposites: dict[str, set[str]] = {}
-    english: dict[str, list[tuple[tuple[str, ...], Entry]]] = {}
+    english: dict[str, Entry] = {}
+    phrases: dict[str, dict[str, list[tuple[tuple[str, ...], Entry]]]] = {}
     chinese = _read("zh.txt", True, opposites)
     latin = _read("en.txt", False, opposites)
     for word, entry in chinese.items():
@@ -150,11 +153,19 @@ def _load() -> Lexicon:
             latin[key] = entry if known is None else known._replace(senses=known.senses | entry.senses)
     for word, entry in latin.items():
         parts = tuple(word.split())
-        english.setdefault(parts[0], []).append((parts, entry))
-    for phrases in english.values():
-        phrases.sort(key=lambda phrase: -len(phrase[0]))
+        if len(parts) == 1:
+            english[word] = entry
+        else:
+            phrases.setdefault(parts[0], {}).setdefault(parts[1], []).append((parts, entry))
+    sorted_phrases = {
+        first: MappingProxyType(
+            {second: tuple(sorted(some, key=lambda p: -len(p[0]))) for second, some in more.items()}
+        )
+        for first, more in phrases.items()
+    }
     return Lexicon(
-        MappingProxyType({first: tuple(phrases) for first, phrases in english.items()}),
+        MappingProxyType(english),
+        MappingProxyType(sorted_phrases),
         MappingProxyType(chinese),
         max(map(len, chinese)),
         MappingProxyType({one: frozenset(others) for one, others in opposites.items()}),

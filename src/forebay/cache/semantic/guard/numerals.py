@@ -118,7 +118,7 @@ _MULTIPLES: Final = {"k": 1e3, "bn": 1e9, "b": 1e9, "w": 1e4}
 
 
 def number_key(value: float) -> str:
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else format(value, ".10g")
+    return str(int(value)) if abs(value) < 1e15 and value == int(value) else format(value, ".10g")
 
 
 def ordinal(word: str) -> int:

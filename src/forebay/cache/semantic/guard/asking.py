@@ -1,0 +1,80 @@
+"""What sort of answer two questions ask for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.cache.semantic.guard.aligning import Aligned
+from forebay.cache.semantic.guard.forms import words
+from forebay.cache.semantic.guard.reading import Reading
+
+__all__ = ["asked_for"]
+
+_RANK: Final = ("whether", "possible", "what", "what do", "which")
+_FINE: Final = frozenset(
+    frozenset(pair)
+    for pair in (
+        ("what", "which"),
+        ("how", "fix"),
+        ("what", "fix"),
+        ("how", "possible"),
+        ("whether", "possible"),
+        ("what", "how"),
+        ("what", "define"),
+        ("how", "whereto"),
+        ("where", "whereto"),
+        ("amount", "count"),
+        ("what", "happens"),
+        ("what", "what do"),
+        ("what do", "how"),
+        ("what do", "which"),
+    )
+)
+_MEASURES: Final = frozenset(words("amount count length often far old tall large heavy fast deep hot"))
+_VAGUE: Final = frozenset({"what", "which", "what do"})
+_SOON: Final = frozenset(
+    words("tak arriv receiv deliver finish complet process review shipment get 收到 到账 完成 配送 办理 审核 领取 生效")
+)
+
+
+def asked_for(one: Reading, other: Reading, aligned: Aligned) -> float:
+    mine, yours = _asks(one.questions), _asks(other.questions)
+    if mine == yours:
+        return 0.0
+    if not mine or not yours:
+        return 0.5
+    if not mine.isdisjoint(yours):
+        return 0.5
+    both = mine | yours
+    if (mine <= _VAGUE or yours <= _VAGUE) and not {"why", "what do"} <= both:
+        for at, place in aligned.pairs:  # "what is the reason" asks why
+            if "stand-in" in (one.tokens[at].sort, other.tokens[place].sort):
+                return 0.0
+    for a in mine:
+        for b in yours:
+            if frozenset((a, b)) in _FINE or ({a, b} & _VAGUE and {a, b} & _MEASURES):
+                return 0.5
+            if "which" in (a, b) and {a, b} & {"where", "who", "when", "whereto"}:
+                return 0.5
+            if {a, b} == {"when", "length"} and _soon(one) and _soon(other):
+                return 0.5
+            if {a, b} == {"amount", "how"} and _costs(one) and _costs(other):
+                return 0.5
+    return 1.0
+
+
+def _soon(reading: Reading) -> bool:
+    """It is about how long something takes to be done."""
+    return "future" in reading.tenses or any(not _SOON.isdisjoint(token.senses) for token in reading.tokens)
+
+
+def _costs(reading: Reading) -> bool:
+    return any("费用" in token.senses or "cost" in token.senses for token in reading.tokens)
+
+
+def _asks(questions: frozenset[str]) -> frozenset[str]:
+    """What is asked for: "can you tell me when" asks when."""
+    for vague in _RANK:
+        if len(questions) > 1 and vague in questions:
+            questions = questions - {vague}
+    return questions

@@ -1,0 +1,107 @@
+"""Who does what to whom: the order of what two questions share, as far as it matters."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.cache.semantic.guard.aligning import Aligned, weigh
+from forebay.cache.semantic.guard.lexicon import LEXICON
+from forebay.cache.semantic.guard.reading import Reading, Token
+
+__all__ = ["order", "same_roles"]
+
+_DIRECTED: Final = frozenset({"from", "to", "than", "by", "before", "after", "over"})
+_CONTRARY_ROLES: Final = ({"from", "to"}, {"to", "by"}, {"before", "after"})
+_WITHIN: Final = frozenset({"of", "for", "in", "on", "at", "de"})
+
+
+def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
+    """Share of the aligned pairs that stand the other way round, and whether that changes who does what to whom."""
+    pairs = [(at, place) for at, place in aligned.pairs if min(one.tokens[at].weight, other.tokens[place].weight) > 0.3]
+    whole = not (weigh(aligned.left) or weigh(aligned.right) or one.clauses or other.clauses)
+    count = len(pairs)
+    inverted = 0
+    swapped = False
+    both_linked = one.linked and other.linked
+    tokens, others = one.tokens, other.tokens
+    roles = _swapped_roles(one, other, aligned)
+    if (passive := _passive(tokens, others, pairs)) is not None:
+        return 0.0, passive or roles
+    for i in range(count):
+        for j in range(i + 1, count):
+            if pairs[i][1] < pairs[j][1]:
+                continue
+            inverted += 1
+            x, y = tokens[pairs[i][0]], tokens[pairs[j][0]]
+            a, b = others[pairs[i][1]], others[pairs[j][1]]
+            if both_linked:
+                continue
+            if not x.kinds.isdisjoint(y.kinds) or (x.sort == y.sort and x.sort in ("name", "number")):
+                kept = x.role == a.role and y.role == b.role and not _DIRECTED.isdisjoint((x.role, y.role))
+                swapped = swapped or (not kept and x.key != y.key)
+            elif x.sort == y.sort == "char" and pairs[j][0] == pairs[i][0] + 1 and pairs[i][1] == pairs[j][1] + 1:
+                swapped = swapped or x.key != y.key
+            elif whole and j > i + 1 and any(pairs[j][1] < pairs[k][1] < pairs[i][1] for k in range(i + 1, j)):
+                loose = not _WITHIN.isdisjoint((x.role, y.role, a.role, b.role))
+                swapped = swapped or not loose
+    return (2 * inverted / (count * (count - 1)) if count > 1 else 0.0), swapped or roles or _swapped_counts(
+        one, other, pairs
+    )
+
+
+def same_roles(one: Reading, other: Reading, aligned: Aligned) -> bool:
+    for at, place in aligned.pairs:
+        mine, yours = one.tokens[at].role, other.tokens[place].role
+        if mine != yours and mine and yours and not (_DIRECTED | {"with"}).isdisjoint((mine, yours)):
+            return False
+    return True
+
+
+def _alike(one: Token, other: Token) -> bool:
+    """They could change places in a sentence."""
+    if any(not LEXICON.opposite.get(sense, other.kinds).isdisjoint(other.senses) for sense in one.senses):
+        return True
+    return not one.kinds.isdisjoint(other.kinds) or one.sort == other.sort == "name" or not (one.known or other.known)
+
+
+def _passive(tokens: tuple[Token, ...], others: tuple[Token, ...], pairs: list[tuple[int, int]]) -> bool | None:
+    """Whether the doer that one side names with "by" is not the doer on the other; None: neither does, or both do."""
+    for at, place in pairs:
+        by_one, by_other = tokens[at].role == "by", others[place].role == "by"
+        if by_one == by_other:
+            continue
+        doer = tokens[at]
+        likes = [(x, y) for x, y in pairs if x != at and _alike(doer, tokens[x])]
+        if likes:
+            return any(x < at and y < place for x, y in likes)
+    return None
+
+
+def _swapped_roles(one: Reading, other: Reading, aligned: Aligned) -> bool:
+    """What is "to" one thing is "to" another that both questions name."""
+    tokens, others = one.tokens, other.tokens
+    partner = dict(aligned.pairs)
+    back = {place: at for at, place in aligned.pairs}
+    for at, token in enumerate(tokens):
+        if token.role not in _DIRECTED or at not in partner:
+            continue
+        there = others[partner[at]]
+        if there.role == token.role:
+            continue
+        if {token.role, there.role} in _CONTRARY_ROLES:
+            return True
+        for place, match in enumerate(others):
+            if match.role == token.role and place in back and tokens[back[place]].role != token.role:
+                return True
+    return False
+
+
+def _swapped_counts(one: Reading, other: Reading, pairs: list[tuple[int, int]]) -> bool:
+    """2 adults and 3 children; 3 adults and 2 children."""
+    partner = dict(pairs)
+    for at, place in pairs:
+        if one.tokens[at].sort == "number" and at + 1 in partner and place + 1 < len(other.tokens):
+            counted = partner[at + 1]
+            if counted != place + 1 and counted and other.tokens[counted - 1].sort == "number" and counted - 1 != place:
+                return True
+    return False
