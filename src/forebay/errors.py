@@ -314,6 +314,42 @@ def overloaded(code: str, message: str, retry_after: float) -> Refusal:
     return Refusal(429, code, message, outcome=Outcome.OVERLOADED, headers=retry_headers(retry_after))
 
 
+def too_slow_a_reader() -> Refusal:
+    """Within a stream that others share: they are not kept waiting."""
+    return overloaded("slow_reader", "The answer was read too slowly to be kept for this client.", 1.0)
+
+
+def unknown_entry(entry: str) -> Refusal:
+    return Refusal(
+        404,
+        "entry_not_found",
+        f"No answer '{shown(entry)}' that this key was given is known here; where another gateway gave it, say its "
+        "'model'.",
+        outcome=Outcome.NOT_FOUND,
+        param="entry",
+    )
+
+
+def feedback_unavailable() -> Refusal:
+    return Refusal(
+        503,
+        "feedback_unavailable",
+        "The cache does not answer now; the answer may be given again.",
+        outcome=Outcome.INTERNAL,
+        headers=retry_headers(1),
+    )
+
+
+def not_cached(why: str) -> Refusal:
+    return Refusal(
+        504,
+        "not_cached",
+        f"No answer to this request is known here ({why}), and none but a known one was asked for.",
+        outcome=Outcome.NOT_FOUND,
+        headers=NO_RETRY,
+    )
+
+
 def waited_too_long(seconds: float, retry_after: float) -> Refusal:
     return Refusal(
         429,

@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from forebay.cache.messages import cache_socket
 from forebay.cli.children import GIVE_UP, Child, Plan, python
 from forebay.cli.enginefile import EVERY, EngineFile
 from forebay.cli.notify import notify
@@ -34,7 +35,8 @@ log = logging.getLogger("forebay.supervisor")
 EX_OK, EX_FAILED, EX_UNAVAILABLE, EX_OSERR = 0, 1, 69, 71
 KILL_AFTER = 3.0
 """Seconds past the drain's deadline before what is left is killed."""
-
+CACHE_LEAVES = 10.0
+"""Seconds for the cache's helper to keep what waits and to save its index."""
 
 MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path (unix(7))."""
@@ -80,7 +82,7 @@ def _bind_unix(path: Path) -> socket.socket:
 
 def prepare_state_dir(path: Path) -> int:
     """Make it, private; returns the descriptor of the lock that only one supervisor holds. Raises CannotStart."""
-    longest = max(len(os.fsencode(p)) for p in (worker_socket(path, 0), admin_socket(path)))
+    longest = max(len(os.fsencode(p)) for p in (worker_socket(path, 0), admin_socket(path), cache_socket(path)))
     if longest > MAX_SOCKET_PATH:
         raise CannotStart(
             EX_OSERR, f"state_dir {path} is too long by {longest - MAX_SOCKET_PATH} bytes for the sockets in it"
@@ -128,7 +130,11 @@ class Supervisor:
         self._reread = reread
         self._boot = secrets.token_hex(8)
         self._lock = lock
-        self._files = [worker_socket(config.state_dir, 0), admin_socket(config.state_dir)]
+        self._files = [
+            worker_socket(config.state_dir, 0),
+            admin_socket(config.state_dir),
+            cache_socket(config.state_dir),
+        ]
         try:
             self.listeners = [self._bind(x.address) for x in config.listeners]
             self.admin_listener = self._bind(config.admin)
@@ -155,11 +161,24 @@ class Supervisor:
             )
         ]
         self.engine = Child(engine) if engine is not None else None
+        self.cache: Child | None = None
+        """The cache's helper, where it is configured: nothing else waits for it."""
+        self._keep: Callable[[Child], None] = lambda child: None
         self.exit_code = EX_OK
 
     @property
     def children(self) -> list[Child]:
-        return [*self.workers, self.admin, *([self.engine] if self.engine is not None else [])]
+        return [*self.workers, self.admin, *(child for child in (self.engine, self.cache) if child is not None)]
+
+    def _cache_helper(self) -> Child:
+        return Child(
+            Plan(
+                "cache",
+                lambda: python("forebay.helper.main"),
+                start=lambda: self._start_message(0, ()),
+                leave=CACHE_LEAVES,
+            )
+        )
 
     def _bind(self, address: Address) -> socket.socket:
         sock = bind(address)
@@ -184,7 +203,9 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGHUP, self._hup.set)
         try:
             async with asyncio.TaskGroup() as group:
-                keepers = [group.create_task(child.keep()) for child in self.children]
+                keepers = {group.create_task(child.keep()) for child in self.children}
+                self._keep = lambda child: keepers.add(group.create_task(self._keep_cache(child)))
+                await self._set_cache()
                 helpers = [
                     group.create_task(self._announce(on_ready)),
                     group.create_task(self._reloads()),
@@ -229,6 +250,29 @@ class Supervisor:
             await self._hup.wait()
             self._hup.clear()
             await self._reload()
+            await self._set_cache()
+
+    async def _set_cache(self) -> None:
+        """Start or end the cache's helper, as configured; one that was given up gets another try."""
+        child = self.cache
+        if child is not None and (child.hopeless.is_set() or not self._config.cache.helped):
+            self.cache = None
+            await self._end(child)
+        if self.cache is None and self._config.cache.helped:
+            self.cache = self._cache_helper()
+            self._keep(self.cache)
+
+    async def _keep_cache(self, child: Child) -> None:
+        await child.keep()
+        if child.hopeless.is_set():
+            log.error("%s failed %d times in a row: requests go without it until a reload", child.plan.name, GIVE_UP)
+
+    async def _end(self, child: Child) -> None:
+        child.stop()
+        child.signal(signal.SIGTERM)
+        if not await child.wait(child.plan.leave):
+            child.signal(signal.SIGKILL)
+            await child.wait(KILL_AFTER)
 
     async def _reload(self) -> None:
         if self._reread is None:
@@ -287,7 +331,7 @@ class Supervisor:
 
     async def _spread(self) -> None:
         message = Reload(*self._whole())
-        for child in (*self.workers, self.admin):
+        for child in (*self.workers, self.admin, *([self.cache] if self.cache is not None else [])):
             await child.send(message)
 
     # --- shutdown ----------------------------------------------------------------------------------------------------

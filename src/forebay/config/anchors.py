@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from forebay.config.document import Node
+
+_FOLDER: Final = re.compile(r"(onnx|sentence-transformers):")
+"""Before the folder of an embedder's model."""
 
 
 def anchor_engines(tree: Node, base: Path | None) -> None:
@@ -36,6 +40,10 @@ def anchor_paths(tree: Node, base: Path | None) -> None:
         anchor(model.child("tokenizer"))
     for receiver in _items(tree, "alerts", "receivers"):
         anchor(receiver.child("ca"))
+    anchor(tree.child("cache", "semantic", "verifier"))
+    embedder = tree.child("cache", "semantic", "embedder")
+    if embedder and isinstance(embedder.value, str) and (kind := _FOLDER.match(embedder.value)):
+        embedder.value = kind[0] + _anchored(embedder.value[kind.end() :], base)
 
 
 def _anchor_launch(launch: Node, base: Path | None) -> None:

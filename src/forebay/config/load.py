@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from forebay.config import document
 from forebay.config.advise import cautions
 from forebay.config.anchors import anchor_paths
-from forebay.config.checks import clashes, kv_event_packages, tls_files, tokenizer_files
+from forebay.config.checks import cache_packages, clashes, kv_event_packages, tls_files, tokenizer_files
 from forebay.config.document import MAX_BYTES, Node, Trouble, dotted
 from forebay.config.explain import explain
 from forebay.config.models import Config
@@ -91,7 +91,13 @@ def _read(text: str, name: str, env: Mapping[str, str], base: Path | None, secti
     troubles += document.interpolate(tree, env)
     anchor_paths(tree, base)
     spoilt = {trouble.path for trouble in troubles if trouble.spoils}
-    together = [*clashes(tree), *tls_files(tree), *tokenizer_files(tree), *kv_event_packages(tree)]
+    together = [
+        *clashes(tree),
+        *tls_files(tree),
+        *tokenizer_files(tree),
+        *kv_event_packages(tree),
+        *cache_packages(tree),
+    ]
     config: Config | None = None
     try:
         config = Config.model_validate(tree.plain())

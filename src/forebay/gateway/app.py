@@ -12,17 +12,21 @@ import msgspec
 from forebay import errors
 from forebay.api import openai
 from forebay.api.routes import ROUTES
+from forebay.cache.key import ANYTHING, wish_of
 from forebay.config.models import Config
 from forebay.errors import Refusal
 from forebay.gateway.aborts import Aborts
 from forebay.gateway.admitting import Admitting
 from forebay.gateway.booking import Booking
 from forebay.gateway.bounds import defaults_for
+from forebay.gateway.cached import TOLD as CACHE_TOLD
+from forebay.gateway.caching import Caching
 from forebay.gateway.callers import Caller, Callers
 from forebay.gateway.disaggregated import Disaggregating
 from forebay.gateway.draining import Drains
 from forebay.gateway.exchange import Exchange
-from forebay.gateway.explaining import TOLD, asks_for
+from forebay.gateway.explaining import ADMISSION, CACHE, TOLD, asks_for
+from forebay.gateway.feedback import PATH as FEEDBACK
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.forwarding import LIMITS, SAID, RequestIds, given_id, upstream_block
 from forebay.gateway.front import Answer, Front
@@ -54,7 +58,16 @@ _REQUESTS: Final = b"/v1/requests/"
 _CANCEL: Final = b"/cancel"
 _JSON: Final = b"content-type: application/json\r\n"
 _EXPOSED: Final = b", ".join(
-    [b"x-request-id", b"retry-after", b"x-should-retry", b"x-forebay-reason", *SAID, *LIMITS, *sorted(TOLD)]
+    [
+        b"x-request-id",
+        b"retry-after",
+        b"x-should-retry",
+        b"x-forebay-reason",
+        *SAID,
+        *LIMITS,
+        *sorted(TOLD),
+        *CACHE_TOLD,
+    ]
 )
 
 
@@ -83,6 +96,7 @@ class Gateway:
         self.admitting: Admitting | None = None
         self.booking: Booking | None = None
         self.holding: Holding | None = None
+        self.caching: Caching | None = None
         self.usage: UsageAnswers | None = None
         self.drains = Drains()
         self.aborts = Aborts()
@@ -112,6 +126,8 @@ class Gateway:
                 handle.prices = None
         if self.holding is not None:
             self.holding.configure(config)
+        if self.caching is not None:
+            self.caching.configure(config)
 
     def take(self, given: SetKeys) -> None:
         """Keys, suspended accounts and limits as the database has them now."""
@@ -151,8 +167,11 @@ class Gateway:
             if front.usage:
                 self._usage(request, reply, front, request_id, now)
                 return
+            if front.feedback:
+                self._feedback(request, reply, front, request_id, now)
+                return
             if front.answer is None:
-                self._exchange(request, reply, front, request_id, now).go()
+                self._exchange(request, reply, front, request_id, now)
                 return
             status, headers, body = front.answer(request)
             reply.send(status, headers, body)
@@ -193,7 +212,7 @@ class Gateway:
         caller = self.callers.identify(request, self.ticker.now)
         class_ = caller.class_of(request)
         if route is not None:
-            block, explains = upstream_block(request), asks_for(request)
+            block, explains = upstream_block(request), asks_for(request, ADMISSION)
             admitting = self.admitting
             session = admitting.prefixes.session(request, caller.organisation) if admitting is not None else 0
             return Front(
@@ -205,6 +224,8 @@ class Gateway:
                 route=route,
                 block=block,
                 explains=explains,
+                explains_cache=asks_for(request, CACHE),
+                wish=wish_of(request.fields) if self.caching is not None and self.caching.on else ANYTHING,
                 session=session,
                 tags=tags_of(request, self.config.ledger.labels),
             )
@@ -217,6 +238,9 @@ class Gateway:
         elif path == USAGE and self.usage is not None:
             _require_method(request, b"GET")
             return Front(generation, given, cors, caller=caller, class_=class_, usage=True)
+        elif path == FEEDBACK and self.caching is not None and self.caching.on:
+            _require_method(request, b"POST")
+            return Front(generation, given, cors, caller=caller, class_=class_, feedback=True)
         else:
             raise errors.no_route(method.decode(), path.decode("latin-1"))
         return Front(generation, given, cors, caller=caller, class_=class_, answer=answer)
@@ -266,6 +290,17 @@ class Gateway:
 
         usage.answer(reply, caller, lambda: holding.standing(caller) if holding is not None else (), done)
 
+    def _feedback(self, request: Request, reply: Reply, front: Front, request_id: bytes, now: float) -> None:
+        """Raises Refusal."""
+        caller, caching, settling = front.caller, self.caching, self.settling
+        assert caller is not None
+        assert caching is not None
+
+        def done(status: int, refusal: Refusal | None) -> None:
+            settling.plain(request, front, request_id, status, refusal, now)
+
+        caching.feedbacks.take(request, reply, caller, done)
+
     def _preflight(self, request: Request) -> Answer:
         if not self._cors(request):
             return 204, b"allow: GET, HEAD, POST, OPTIONS\r\n", b""
@@ -291,8 +326,8 @@ class Gateway:
 
     # --- a request to an engine --------------------------------------------------------------------------------------
 
-    def _exchange(self, request: Request, reply: Reply, front: Front, request_id: bytes, now: float) -> Exchange:
-        """Raises Refusal."""
+    def _exchange(self, request: Request, reply: Reply, front: Front, request_id: bytes, now: float) -> None:
+        """Begin it. Raises Refusal."""
         payload = request.body
         route = front.route
         body = route.parse(payload)
@@ -306,6 +341,7 @@ class Gateway:
         if entry.renames or entry.defaults or openai.names_twice(payload):
             defaults = defaults_for(body, entry.defaults)
             payload = openai.rewritten(payload, {"model": entry.target_json}, defaults)
+        whole = payload
         held: Held | None = None
         prompt = -1
         counted: Counted = UNCOUNTED
@@ -313,12 +349,17 @@ class Gateway:
         if holding is not None and holding.limits.active:
             prompt, counted = self.tokens.of(entry.target, body)
             asked = holding.ask(reply, front, body, entry, payload, prompt)
-            body, entry, front, payload, held = asked.body, asked.entry, asked.front, asked.payload, asked.held
-        x = self._made(request, reply, front, request_id, body, entry, payload, now)
+            if asked.entry is not entry:
+                entry, whole = asked.entry, asked.payload
+            body, front, payload, held = asked.body, asked.front, asked.payload, asked.held
+        x = self.made(request, reply, front, request_id, body, entry, payload, now)
         x.held, x.prompt_tokens, x.counted = held, prompt, counted
-        return x
+        if self.caching is not None and self.caching.on and route.streams:
+            self.caching.begin(x, whole)
+        else:
+            x.go()
 
-    def _made(
+    def made(
         self,
         request: Request,
         reply: Reply,
@@ -337,6 +378,9 @@ class Gateway:
             payload = openai.asking_for_usage(payload)
         return Stream(self, request, reply, front, request_id, body, entry, payload, now, hide_usage=hide_usage)
 
+    def new_id(self) -> bytes:
+        return self._ids.new()
+
     def cut_all(self, refusal: Callable[[], Refusal]) -> None:
         """End everything that is live."""
         for exchange in tuple(self.live):
@@ -352,6 +396,8 @@ class Gateway:
         self.ticker.remove(self.drains.sweep)
         self.drains.close()
         await self.aborts.close()
+        if self.caching is not None:
+            await self.caching.close()
 
     def __repr__(self) -> str:
         return f"<Gateway {len(self.live)} live>"

@@ -22,6 +22,7 @@ from forebay.wire.upstream import Call
 
 if TYPE_CHECKING:
     from forebay.gateway.app import Gateway
+    from forebay.gateway.cached import Part
     from forebay.gateway.legs import Legs
     from forebay.gateway.tokens import Counted
     from forebay.ledger.limits import Held
@@ -69,6 +70,7 @@ class Attempts(ABC):
         "held",
         "legs",
         "outcome",
+        "part",
         "payload",
         "position",
         "price",
@@ -91,6 +93,8 @@ class Attempts(ABC):
 
     stream = False
     repeats = True
+    hides_usage = False
+    """Its client did not ask for the usage that its engine is asked for."""
 
     def __init__(
         self,
@@ -125,6 +129,7 @@ class Attempts(ABC):
         self.exact = False  # `usage` is the engine's last word
         self.free = True  # the last attempt cost the engine nothing: it never had it, or refused it
         self.call: Call | None = None
+        self.part: Part | None = None  # in what caches do
         self.legs: Legs | None = None  # its attempt's, where its model has prefill engines
         self.refusal: Refusal | None = None  # what it ended with, if not an answer of the engine's
         self.shown = b""  # the answer's beginning, where bodies are logged

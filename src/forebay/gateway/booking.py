@@ -27,13 +27,13 @@ from forebay.gateway.bounds import answers_of, most_of
 from forebay.gateway.labels import labels_of
 from forebay.gateway.telemetry import counter_snapshot, gauge
 from forebay.ledger.enginepricing import Dearest, EnginePrices
-from forebay.ledger.entries import How, Progress, Reserved, Settled
+from forebay.ledger.entries import Hit, How, Progress, Reserved, Settled
 from forebay.ledger.gates import known_as
 from forebay.ledger.journal import Journal, JournalFull, Open, State
 from forebay.ledger.journal_format import JournalCorrupt
 from forebay.ledger.journal_read import last_number
 from forebay.ledger.pricing import Price, PriceBook, price_from
-from forebay.ledger.tokens import Tokens
+from forebay.ledger.tokens import NO_TOKENS, Tokens
 from forebay.state.messages import Committed, FamilySnapshot, Follow, journal_folder
 
 log = logging.getLogger("forebay.worker")
@@ -115,28 +115,18 @@ class Booking:
     # --- an attempt --------------------------------------------------------------------------------------------------
 
     def reserve(self, x: Attempts, handle: Handle) -> None:
-        journal, front, body, now = self.journal, x.front, x.body, time()
-        caller = front.caller
-        assert caller is not None
+        journal, now = self.journal, time()
         x.seq = seq = journal.next_seq()
         if not x.first_seq:
             x.first_seq = seq
         x.booked_at = monotonic()
         x.price = price = self.price_of(handle, x.entry.target, now)
-        reserved = Reserved(
+        body = x.body
+        reserved = self._reserved(
+            x,
             seq,
-            x.first_seq,
             now,
-            x.request_id.decode("latin-1"),
-            journal.account_no(*caller.account),
-            front.route.name,
-            x.entry.name,
-            x.entry.target,
             handle.name,
-            "",
-            front.class_.value,
-            known_as(body.end_user),
-            labels_of(self.labels, body.metadata, front.tags) if self.labels else (),
             x.prompt(),
             min((most_of(body) or 0) * answers_of(body), _MOST_TOKENS),
             x.held.full_cost if x.held is not None else 0,
@@ -147,6 +137,58 @@ class Booking:
         except JournalFull:
             x.seq = x.position = 0
             self._unbooked.value += 1
+
+    def hit(self, x: Attempts, tokens: Tokens, avoided: int) -> None:
+        """An answer that was known, whose making had taken these tokens and would have cost so much. Its reservation
+        says these tokens; it used none."""
+        journal, now = self.journal, time()
+        seq = journal.next_seq()
+        x.first_seq = x.first_seq or seq
+        reserved = self._reserved(x, seq, now, "", tokens.prompt, tokens.completion, 0, 0)
+        first = x.first_content_at
+        settled = Settled(
+            seq,
+            now,
+            NO_TOKENS,
+            How.CACHE,
+            0,
+            0,
+            x.outcome.value,
+            first - x.received_at if first else 0.0,
+            monotonic() - x.received_at,
+            0,
+            avoided,
+        )
+        try:
+            journal.hit(Hit(reserved, settled))
+        except JournalFull:
+            self._unbooked.value += 1
+
+    def _reserved(
+        self, x: Attempts, seq: int, now: float, engine: str, prompt: int, most: int, held: int, price: int
+    ) -> Reserved:
+        front, body = x.front, x.body
+        caller = front.caller
+        assert caller is not None
+        return Reserved(
+            seq,
+            x.first_seq,
+            now,
+            x.request_id.decode("latin-1"),
+            self.journal.account_no(*caller.account),
+            front.route.name,
+            x.entry.name,
+            x.entry.target,
+            engine,
+            "",
+            front.class_.value,
+            known_as(body.end_user),
+            labels_of(self.labels, body.metadata, front.tags) if self.labels else (),
+            prompt,
+            most,
+            held,
+            price,
+        )
 
     def price_of(self, handle: Handle, model: str, at: float) -> Price | None:
         prices = handle.prices

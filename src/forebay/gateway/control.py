@@ -115,6 +115,7 @@ class Control:
                 *self._placement(),
                 *self._wire(),
                 *(gateway.booking.snapshot() if gateway.booking is not None else ()),
+                *(gateway.caching.telemetry.snapshot(gateway.caching) if gateway.caching is not None else ()),
             ),
             engines=tuple(engine_states(gateway.fleet)),
         )

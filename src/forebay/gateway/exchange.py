@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from time import monotonic
 from types import MappingProxyType
 from typing import Final
 
@@ -34,6 +35,7 @@ _QUEUE: Final = Event.QUEUE
 _FIRST_TOKEN: Final = Event.FIRST_TOKEN
 _REFUSE: Final = Event.REFUSE
 _SETTLE: Final = Event.SETTLE
+_QUEUED: Final = State.QUEUED
 _SETTLED: Final = State.SETTLED
 _OK: Final = Outcome.OK
 # The stretch that most requests walk last, looked up once.
@@ -41,6 +43,7 @@ _DONE: Final = walk(DISPATCHED, Event.COMPLETE, Event.SETTLE)
 _ENDS: Final = MappingProxyType(
     {
         Outcome.OK: Event.COMPLETE,
+        Outcome.HIT: Event.HIT,
         Outcome.ENGINE_REFUSED: Event.COMPLETE,
         Outcome.EXPIRED: Event.EXPIRE,
         Outcome.CLIENT_GONE: Event.CANCEL,
@@ -61,8 +64,16 @@ class Exchange(Attempts):
 
     def go(self) -> None:
         """Start: the caller is known and the limits are held."""
+        self.enter()
+        self._place(None)
+
+    def enter(self) -> None:
+        """From now on it is live; where it gets its answer is not decided."""
         self.state = HELD
         self.gateway.live.add(self)
+
+    def start(self) -> None:
+        """An engine is to answer it."""
         self._place(None)
 
     def _place(self, last: Refusal | None) -> None:
@@ -91,7 +102,18 @@ class Exchange(Attempts):
 
     def queued(self) -> None:
         """Admission lets it wait."""
-        self._move(_QUEUE)
+        if self.state is not _QUEUED:  # where another led for a while
+            self._move(_QUEUE)
+
+    @property
+    def waits(self) -> bool:
+        """For its admission."""
+        return self.ask is not None and self.state is _QUEUED
+
+    def withdraw(self) -> None:
+        """It waits for no admission any more: another asks for both."""
+        if self.gateway.admitting is not None:
+            self.gateway.admitting.end(self)
 
     def dispatch(self, name: str) -> None:
         """Send it to this engine."""
@@ -324,6 +346,9 @@ class Exchange(Attempts):
 
     def end_with(self, refusal: Refusal) -> None:
         """From outside: "stop generating", or the drain's deadline."""
+        flight = self.part.flight if self.part is not None else None
+        if refusal.outcome is Outcome.CANCELLED and flight is not None and flight.put_out(self, refusal):
+            return
         self._count_cancel(refusal.outcome)
         reply = self.reply
         shown = self.status if reply.started else refusal.status
@@ -343,12 +368,34 @@ class Exchange(Attempts):
 
     def client_gone(self) -> None:
         self._count_cancel(Outcome.CLIENT_GONE)
+        self.abandoned()
+
+    def abandoned(self) -> None:
+        """Nobody hears it any more."""
         if self._read_on(Outcome.CLIENT_GONE, self.status):
             self.account()
             return
         self._drop_call()
         self.account()
         self._settle(Outcome.CLIENT_GONE)
+
+    def left_behind(self, outcome: Outcome) -> None:
+        """Its client is gone; the engine goes on for others who share its answer."""
+        self._count_cancel(outcome)
+        if self.part is not None:
+            self.part.left = True
+
+    def first_bytes(self, status: int) -> None:
+        """The answer that it shares begins."""
+        if self.reply.started and not self.status:
+            self.status = status
+            if self.stream:
+                self.first_content_at = monotonic()
+
+    def shared(self, outcome: Outcome, status: int) -> None:
+        """The answer that it shares, or was kept, has ended for it."""
+        self.status = status
+        self._settle(outcome)
 
     def _read_on(self, outcome: Outcome, status: int) -> bool:
         """Nobody wants the answer any more, but its engine will bill all of it: read it to its end for the usage, where
@@ -415,6 +462,8 @@ class Exchange(Attempts):
         if self.ask is not None and self.gateway.admitting is not None:
             self.gateway.admitting.end(self)
         self.gateway.live.discard(self)
+        if self.part is not None and self.part.flight is not None:
+            self.part.flight.ends(self, outcome)
         self.gateway.settling.settled(self)
         reply = self.reply
         reply.on_gone = reply.on_pause = reply.on_resume = None

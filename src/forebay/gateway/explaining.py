@@ -1,4 +1,5 @@
-"""What admission decided about a request, said in its answer's head where the request asks for it.
+"""What admission decided about a request, said in its answer's head where the request asks for it. (Of caches only
+the reason of a miss has to be asked for: `Forebay-Explain: cache`, see `gateway.cached`.)
 
 `Forebay-Explain: admission` asks; the value is a list of names (RFC 9110 §5.6.1), those not known here are passed over.
 The answer, be it a refusal, then has
@@ -25,7 +26,8 @@ _POSITION: Final = b"forebay-queue-position"
 _WAITED: Final = b"forebay-waited-ms"
 TOLD: Final = frozenset({_PREDICTED, _POSITION, _WAITED})
 _BEGIN: Final = b"\r\nforebay-"
-_WORD: Final = b"admission"
+ADMISSION: Final = b"admission"
+CACHE: Final = b"cache"
 
 
 class Place(NamedTuple):
@@ -42,11 +44,12 @@ AT_ONCE: Final = Place(0, inf, inf)
 """Of one that was admitted when it came."""
 
 
-def asks_for(request: Request) -> bool:
+def asks_for(request: Request, what: bytes) -> bool:
+    """`what`: ADMISSION or CACHE."""
     if ASKED not in request.fields:
         return False
     return any(
-        word.strip().lower() == _WORD for name, value in request.headers if name == ASKED for word in value.split(b",")
+        word.strip().lower() == what for name, value in request.headers if name == ASKED for word in value.split(b",")
     )
 
 

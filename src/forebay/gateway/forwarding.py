@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from forebay.cache.key import KNOWLEDGE, WISH
+from forebay.gateway.cached import TOLD as CACHE_TOLD
 from forebay.gateway.explaining import ASKED, TOLD
 from forebay.gateway.labels import TAGS
 from forebay.wire.head import HOP_BY_HOP, Header, connection_names
@@ -36,6 +38,8 @@ _NOT_UPSTREAM: Final = HOP_BY_HOP | {
     b"x-user-tier",
     TAGS,
     ASKED,
+    WISH,
+    KNOWLEDGE,
 }
 LIMITS: Final = tuple(
     b"x-ratelimit-%b-%b" % (a, b) for a in (b"limit", b"remaining", b"reset") for b in (b"requests", b"tokens")
@@ -45,7 +49,7 @@ SAID: Final = (b"x-forebay-max-tokens", b"x-forebay-limit", b"x-forebay-over-lim
 _NOT_DOWNSTREAM: Final = (
     HOP_BY_HOP
     | TOLD
-    | {*LIMITS, *SAID, b"x-forebay-reset"}
+    | {*LIMITS, *SAID, *CACHE_TOLD, b"x-forebay-reset"}
     | {
         b"content-length",
         b"content-encoding",

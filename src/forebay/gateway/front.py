@@ -7,6 +7,8 @@ from collections.abc import Callable
 from copy import copy
 
 from forebay.api.routes import CHAT, Route
+from forebay.cache.key import ANYTHING, Facts, Wish
+from forebay.config.cache import Cache
 from forebay.config.models import Class
 from forebay.gateway.callers import Caller
 from forebay.gateway.handles import Entry
@@ -29,6 +31,9 @@ class Front:
         "cors",
         "entry",
         "explains",
+        "explains_cache",
+        "facts",
+        "feedback",
         "generation",
         "given_id",
         "limited",
@@ -37,6 +42,7 @@ class Front:
         "session",
         "tags",
         "usage",
+        "wish",
     )
 
     def __init__(
@@ -50,9 +56,12 @@ class Front:
         route: Route = CHAT,
         block: bytes = b"",
         explains: bool = False,
+        explains_cache: bool = False,
+        wish: Wish = ANYTHING,
         session: int = 0,
         tags: Labels = (),
         usage: bool = False,
+        feedback: bool = False,
         answer: Callable[[Request], Answer] | None = None,
     ) -> None:
         self.generation = generation
@@ -64,10 +73,18 @@ class Front:
         self.block = block
         self.explains = explains
         """Whether its answers are to say what admission decided."""
+        self.explains_cache = explains_cache
+        """Whether they are to say why caches had none."""
+        self.wish = wish
+        """What it asks of caches."""
+        self.facts: tuple[Entry, Cache, Facts] | None = None
+        """Of keys, for the last request's entry."""
         self.session = session
         """A number that the requests of its session share; 0: it is of none."""
         self.tags = tags
         """Of its header: what costs are allocated by."""
+        self.feedback = feedback
+        """It says what an answer of a cache was worth."""
         self.usage = usage
         """It asks what its caller has used."""
         self.answer = answer
@@ -75,6 +92,11 @@ class Front:
         self.entry: Entry | None = None
         self.series: Series | None = None
         """Of the last request's entry: most ask for the same model again."""
+
+    @property
+    def goes_on(self) -> bool:
+        """It is for an engine."""
+        return self.answer is None and not self.usage and not self.feedback
 
     def lowered(self, class_: Class) -> Front:
         """The same, in another class: of one request."""

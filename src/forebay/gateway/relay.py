@@ -135,7 +135,7 @@ class Stream(Exchange):
     the tap (`tap.py`). The rest is framed, and taken apart where it may hold usage, an end or an error.
     """
 
-    __slots__ = ("_done", "_events", "_finished", "_framer", "_held", "_hide_usage", "_late_lf", "_tap", "_taps")
+    __slots__ = ("_done", "_events", "_finished", "_framer", "_held", "_late_lf", "_tap", "_taps", "hides_usage")
 
     stream = True
 
@@ -158,7 +158,7 @@ class Stream(Exchange):
         self._done = False
         self._finished = False
         self._late_lf = False
-        self._hide_usage = hide_usage
+        self.hides_usage = hide_usage
         self._held: list[bytes] = []
         self._tap: Tap | None = None
         self._taps = False
@@ -330,7 +330,7 @@ class Stream(Exchange):
         self.exact = not found.choices
         if self._tap is not None:
             self._tap.forget_for_now()  # what comes next passes by here
-        return self._hide_usage and not found.choices
+        return self.hides_usage and not found.choices
 
     def _error_before_content(self, data: bytes, found: openai.Chunk) -> None:
         """An error event in a 200 stream of which the client has seen nothing: it becomes an error status."""

@@ -89,6 +89,9 @@ class Settling:
                 spent += b',"cost_nano":%d' % booked.cost
         if x.held is not None and gateway.holding is not None:
             gateway.holding.end(x, tokens, cost)
+        if x.part is not None and gateway.caching is not None:
+            gateway.caching.settled(x, count, cost)
+            spent += x.part.logged()
         if not self.log.enabled:
             return
         if x.first_content_at:
@@ -151,7 +154,7 @@ class Settling:
         began: float,
     ) -> None:
         """A request that never became an exchange."""
-        route = "-" if front is None else front.route.name if front.answer is None and not front.usage else "other"
+        route = "-" if front is None else front.route.name if front.goes_on else "other"
         class_ = front.class_.value if front is not None else "-"
         outcome = refusal.outcome if refusal is not None else _OK
         self._telemetry.requests.series(route, "-", class_, outcome.value).add()

@@ -27,6 +27,7 @@ from forebay.gateway import logs
 from forebay.gateway.admitting import Admitting, rules_of
 from forebay.gateway.app import Gateway
 from forebay.gateway.booking import open_books
+from forebay.gateway.caching import Caching
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
 from forebay.gateway.exact import ExactCounts
@@ -105,6 +106,7 @@ class Worker:
             gateway.holding.carry(limits_snapshot(config.state_dir, self._start.index))
             gateway.usage = UsageAnswers(admin_socket(config.state_dir), tasks, time.monotonic)
             ticker.add(gateway.note_progress)
+        gateway.caching = Caching(gateway, config, loop)
         engines, draining, wrong = at_start(config.state_dir, os.environ)
         for problem in wrong:
             log.error("%s", problem)

@@ -48,8 +48,8 @@ class Reply:
         "started",
     )
 
-    def __init__(self, connection: Outlet, request: Request) -> None:
-        self._connection: Outlet | None = connection
+    def __init__(self, connection: Outlet | None, request: Request) -> None:
+        self._connection = connection
         self.request = request
         self._chunked = False
         self._held: bytearray | None = None

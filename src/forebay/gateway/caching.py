@@ -1,0 +1,474 @@
+"""Caches in front of the engines: what a request is looked up in before an engine is asked, and what is kept after.
+
+A request whose limits are held comes here, and then: its key (`cache.key`), the answers that this worker has in memory,
+a flight that is under way for the same key, the helper process within its budget, an engine. What an engine answered
+for a flight is kept when its books are closed, if it is whole and fit (`cache.answers`).
+
+Mutable state: the answers in memory, and the flights by exact key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic, time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay import errors
+from forebay.api.openai import ChatBody, CompletionBody
+from forebay.cache import answers, key, language
+from forebay.cache.answers import About, Answer, Unfit
+from forebay.cache.key import KNOWLEDGE, Asked, Bypassed, Facts
+from forebay.cache.memory import Answers
+from forebay.cache.messages import Drop, Found, Kind, Store, cache_socket
+from forebay.config.models import Class, Config
+from forebay.errors import Outcome
+from forebay.gateway import keeping
+from forebay.gateway.accounting import Count
+from forebay.gateway.cache_client import CacheClient
+from forebay.gateway.cache_telemetry import CacheTelemetry
+from forebay.gateway.cached import Part, Replay, in_pieces
+from forebay.gateway.feedback import Feedbacks
+from forebay.gateway.flight_seats import End, Shared, usage_fields
+from forebay.gateway.flights import Flight
+from forebay.gateway.handles import Entry
+from forebay.ledger.tokens import NO_TOKENS
+from forebay.wire.tasks import Tasks
+
+if TYPE_CHECKING:
+    from forebay.gateway.app import Gateway
+    from forebay.gateway.exchange import Exchange
+    from forebay.gateway.front import Front
+
+log = logging.getLogger("forebay.worker")
+
+_JSON: Final = b"content-type: application/json\r\n"
+_EVENTS: Final = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+_AT_ONCE: Final = 256
+"""Followers that are settled before the event loop goes on."""
+_SWEEP: Final = 0.05
+"""Seconds between two slices of a purge."""
+
+
+class Caching:
+    def __init__(self, gateway: Gateway, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self.telemetry = CacheTelemetry()
+        self.client: CacheClient | None = None
+        self.flights: dict[bytes, Flight] = {}
+        self.feedbacks = Feedbacks(self)
+        self._gateway = gateway
+        self._loop = loop
+        self._socket = cache_socket(config.state_dir)
+        self._closing = Tasks()
+        self._sweeping: asyncio.TimerHandle | None = None
+        self.rules = config.cache
+        self.memory = Answers(config.cache.memory_bytes)
+        self.configure(config)
+
+    @property
+    def on(self) -> bool:
+        return self.rules.enabled
+
+    def configure(self, config: Config) -> None:
+        """A reload: what is under way goes on as it began; what is known stays, as far as its keys still fit."""
+        rules = self.rules = config.cache
+        self.memory.configure(rules.memory_bytes, time())
+        if not rules.enabled:
+            self.memory.clear()
+        if rules.helped and self.client is None:
+            self.client = CacheClient(self._socket, self._loop, self.dropped, self.memory.clear)
+        elif not rules.helped and self.client is not None:
+            client, self.client = self.client, None
+            self._closing.spawn(client.close())
+
+    async def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await self._closing.drain()
+        if self.client is not None:
+            await self.client.close()
+
+    # --- a request ---------------------------------------------------------------------------------------------------
+
+    def begin(self, x: Exchange, payload: bytes) -> None:
+        """Its limits are held. `payload`: as it was asked, its model's defaults in it, without what limits lowered."""
+        x.enter()
+        rules = self.rules
+        wish = x.front.wish
+        part = x.part = Part(Kind.MISS, wish=wish)
+        asked = self._read(x, payload)
+        if isinstance(asked, Bypassed):
+            self._bypass(x, part, asked.why)
+            return
+        part.asked = asked
+        part.bounded = x.held is not None and x.held.max_tokens is not None
+        exact = asked.exact
+        if wish.looks:
+            now = time()
+            answer = self.memory.get(exact, now)
+            if answer is not None and now - answer.created <= wish.most_age:
+                answer = self.memory.in_form(exact, answer, now, streamed=x.stream)
+                self._known(x, answer, now)
+                return
+            flight = self.flights.get(exact)
+            if flight is not None and flight.takes(rules.followers):
+                self._join(x, part, flight)
+                return
+        self._fly(x, part, asked)
+
+    def _known(self, x: Exchange, answer: Answer, now: float) -> None:
+        """An answer to the very request."""
+        if answer.fresh(now):
+            self._hit(x, answer, Kind.EXACT, now)
+            return
+        if x.part is not None and x.part.asked is not None and x.part.asked.exact not in self.flights:
+            self._fetch(x, 0)
+        self._hit(x, answer, Kind.STALE, now)
+
+    def _read(self, x: Exchange, payload: bytes) -> Asked | Bypassed:
+        front, body, entry = x.front, x.body, x.entry
+        if not front.wish.looks and not front.wish.stores:
+            return Bypassed(front.wish.why)
+        if not isinstance(body, ChatBody | CompletionBody):
+            return Bypassed("route")
+        if x.stream and body.stream_options is not None and body.stream_options.continuous_usage_stats:
+            return Bypassed("usage")
+        part = x.part
+        assert part is not None
+        part.facts = facts = self._facts(front, entry, x)
+        return key.read(body, payload, facts, self.rules)
+
+    def _facts(self, front: Front, entry: Entry, x: Exchange) -> Facts:
+        known = front.facts
+        if known is not None and known[0] is entry and known[1] is self.rules:
+            return known[2]
+        caller, fields = front.caller, x.request.fields
+        assert caller is not None
+        facts = Facts(
+            self.rules,
+            caller.account,
+            entry.name,
+            entry.target,
+            fields.get(b"accept-language", b"").decode("latin-1"),
+            fields.get(KNOWLEDGE, b"").decode("latin-1"),
+        )
+        front.facts = (entry, self.rules, facts)
+        return facts
+
+    def _bypass(self, x: Exchange, part: Part, why: str) -> None:
+        part.kind, part.why = Kind.BYPASS, why
+        self.telemetry.bypassed(x.entry.name, why)
+        part.say(x.reply, why=x.front.explains_cache)
+        if part.wish.only:
+            x.refuse(errors.not_cached(why))
+        else:
+            x.start()
+
+    def _join(self, x: Exchange, part: Part, flight: Flight) -> None:
+        part.flight = flight
+        self.follows(flight, x)
+        self.telemetry.followers.value += 1
+        flight.sit(x)
+
+    def _fly(self, x: Exchange, part: Part, asked: Asked) -> None:
+        """Ask the helper process, where there is something to ask, and an engine."""
+        rules, wish, exact = self.rules, part.wish, asked.exact
+        flight = part.flight = Flight(self, exact, rules.answer_bytes)
+        if rules.single_flight and not wish.only and not part.bounded and exact not in self.flights:
+            self.flights[exact] = flight
+        flight.sit(x)
+        client = self.client
+        why = ""
+        if client is not None and wish.looks and (asked.scope or rules.disk_bytes or rules.redis):
+
+            def found(answer: Found | None, why: str) -> None:
+                self._found(flight, part, answer, why)
+
+            facts = part.facts
+            assert facts is not None
+            budget = rules.semantic.budget
+            why = client.find(exact, asked.scope, asked.question, facts.partition, budget, found)
+            if not why:
+                return
+        self._missed(flight, part, why)
+
+    def _found(self, flight: Flight, part: Part, found: Found | None, why: str) -> None:
+        """The helper process has answered, or has not in time."""
+        if not flight.seats:  # all have left meanwhile
+            self.over(flight)
+            if found is not None and found.ticket and self.client is not None:
+                self.client.unanswered(found.ticket)
+            return
+        if found is None:
+            self._missed(flight, part, why)
+            return
+        self.telemetry.helper_seconds += found.seconds
+        answer = answers.decode(found.answer) if found.answer else None
+        if answer is None or found.kind is Kind.MISS:
+            flight.ticket = found.ticket
+            part.similarity = found.similarity
+            self._missed(flight, part, found.why)
+            return
+        now = time()
+        exchanges = flight.dissolve()
+        if found.kind is not Kind.SEMANTIC:
+            self.memory.put(flight.exact, answer, now)
+        if found.ticket or found.kind is Kind.STALE:
+            self._fetch(exchanges[0], found.ticket)
+        for x in exchanges:
+            if x.part is not None and found.kind is Kind.SEMANTIC:
+                x.part.similarity = found.similarity
+            self._hit(x, answer, found.kind, now)
+
+    def _missed(self, flight: Flight, part: Part, why: str) -> None:
+        part.why = why
+        if not part.wish.only:
+            flight.depart()
+            return
+        for x in flight.dissolve():
+            self.telemetry.asked(x.entry.name, Kind.MISS)
+            part.say(x.reply, why=x.front.explains_cache)
+            x.refuse(errors.not_cached(why or "no request like it was answered before"))
+
+    # --- an answer that is known -------------------------------------------------------------------------------------
+
+    def _hit(self, x: Exchange, answer: Answer, kind: Kind, now: float) -> None:
+        part = x.part
+        assert part is not None
+        part.kind, part.why, part.entry, part.answer, part.flight = kind, "", answer.id, answer, None
+        part.say(x.reply, why=False, age=max(0.0, now - answer.created))
+        self.feedbacks.gave(answer.id, answer.partition, part.asked.question if part.asked is not None else "")
+        self.telemetry.hit(x.entry.name, kind, monotonic() - x.received_at)
+        answer_id = f"chatcmpl-{self._gateway.new_id()[4:].decode()}"
+        if not x.stream:
+            x.reply.send(200, _JSON, answers.as_json(answer, answer_id))
+            x.shared(Outcome.HIT, 200)
+            return
+        pace = self.rules.pace
+        usage = not x.hides_usage
+        if pace:
+            events = answers.as_events(answer, answer_id, usage)
+        else:
+            events = in_pieces(answers.as_stream(answer, answer_id, usage))
+        x.reply.start(200, _EVENTS)
+        x.first_bytes(200)
+        Replay(x, events, pace).go_on()
+
+    def _fetch(self, x: Exchange, ticket: int) -> None:
+        """Ask an engine all the same, for nobody: a fresh answer, or one that is to be compared. What was held for it
+        is what `x` held."""
+        old = x.part
+        assert old is not None
+        assert old.asked is not None
+        flight = Flight(self, old.asked.exact, self.rules.answer_bytes, silent=True)
+        flight.ticket = ticket
+        shared = Shared(flight, request=x.request)
+        front = x.front if x.front.class_ is Class.LOW else x.front.lowered(Class.LOW)
+        request_id = x.request_id[:118] + b"-refresh"
+        y = self._gateway.made(x.request, shared, front, request_id, x.body, x.entry, x.payload, monotonic())
+        y.held, x.held = x.held, None
+        y.prompt_tokens, y.counted = x.prompt_tokens, x.counted
+        part = y.part = Part(Kind.MISS, "refresh" if not ticket else "sampled")
+        part.asked, part.facts, part.bounded, part.background = old.asked, old.facts, old.bounded, True
+        part.flight = flight
+        self.flights.setdefault(flight.exact, flight)
+        self.telemetry.background.series(part.why).value += 1
+        y.enter()
+        flight.lead(y, shared)
+
+    # --- flights.Host ------------------------------------------------------------------------------------------------
+
+    def leads(self, flight: Flight, x: Exchange) -> None:
+        part = x.part
+        assert part is not None
+        part.kind = Kind.MISS
+        if part.wish.stores:
+            self._named(part, flight)
+        if part.background:
+            return
+        self.telemetry.asked(x.entry.name, Kind.MISS)
+        part.say(x.reply, why=x.front.explains_cache)
+
+    def follows(self, flight: Flight, x: Exchange) -> None:
+        part = x.part
+        assert part is not None
+        part.kind, part.why = Kind.FLIGHT, ""
+        self._named(part, flight)
+        part.say(x.reply, why=False)
+
+    def _named(self, part: Part, flight: Flight) -> None:
+        part.entry = entry_of(flight.exact)
+        if part.asked is not None and part.facts is not None:
+            self.feedbacks.gave(part.entry, part.facts.partition, part.asked.question)
+
+    def heard(self, flight: Flight, x: Exchange) -> None:
+        if flight.settled:
+            self._shared(flight, x)
+        else:
+            flight.heard.append(x)
+
+    def too_large(self, flight: Flight, waiting: list[Exchange]) -> None:
+        self.over(flight)
+        self._anew(waiting)
+
+    def over(self, flight: Flight) -> None:
+        if self.flights.get(flight.exact) is flight:
+            del self.flights[flight.exact]
+
+    def soon(self, what: Callable[[], None]) -> None:
+        self._loop.call_soon(what)
+
+    def _anew(self, waiting: list[Exchange]) -> None:
+        """What they waited for cannot be given to them in their form: they share one in theirs."""
+        if not waiting:
+            return
+        part = waiting[0].part
+        assert part is not None
+        assert part.asked is not None
+        flight = Flight(self, part.asked.exact, self.rules.answer_bytes)
+        if self.rules.single_flight:
+            self.flights.setdefault(flight.exact, flight)
+        for x in waiting:
+            if x.part is not None:
+                x.part.flight = flight
+            flight.sit(x)
+        self.soon(flight.depart)
+
+    # --- when books are closed ---------------------------------------------------------------------------------------
+
+    def settled(self, x: Exchange, count: Count, cost: int | None) -> None:
+        """Called once for each request that was looked up."""
+        part = x.part
+        if part is None:
+            return
+        if x.outcome is Outcome.HIT:
+            answer = part.answer
+            tokens = answer.tokens if answer is not None else NO_TOKENS
+            avoided = answer.avoided if answer is not None else 0
+            self.telemetry.saved(x.entry.name, tokens, avoided, answer.seconds if answer is not None else 0.0)
+            if self._gateway.booking is not None:
+                self._gateway.booking.hit(x, tokens, avoided)
+            return
+        flight = part.flight
+        if flight is None or flight.shared is None or flight.shared.leader is not x:
+            return
+        part.flight = None
+        if flight.end is End.NOT:  # another leads
+            return
+        ticket, flight.ticket = flight.ticket, 0
+        if flight.end is End.CUT:
+            if ticket and self.client is not None:
+                self.client.unanswered(ticket)
+            flight.close()
+            return
+        kept = self._keep(x, part, flight, count, cost, ticket) if flight.status == 200 else None
+        self.over(flight)
+        waiting = [seat.x for seat in flight.seats.values() if seat.x.stream != flight.streams]
+        if kept is not None:
+            now = time()
+            for other in waiting:
+                seat = flight.seats.pop(other)
+                seat.let_go()
+                self._hit(other, kept, Kind.FLIGHT, now)
+        elif waiting:
+            for other in waiting:
+                flight.seats.pop(other).let_go()
+            self._anew(waiting)
+        flight.answer = part.answer
+        flight.close()
+        self._all_heard(flight)
+
+    def _all_heard(self, flight: Flight) -> None:
+        now, flight.heard = flight.heard[:_AT_ONCE], flight.heard[_AT_ONCE:]
+        for x in now:
+            self._shared(flight, x)
+        if flight.heard:
+            self.soon(lambda: self._all_heard(flight))
+
+    def _shared(self, flight: Flight, x: Exchange) -> None:
+        if x.ended:
+            return
+        if x.part is not None:
+            x.part.answer, x.part.flight = flight.answer, None
+        self.telemetry.hit(x.entry.name, Kind.FLIGHT, monotonic() - x.received_at)
+        x.shared(Outcome.HIT, 200)
+
+    def _keep(
+        self, x: Exchange, part: Part, flight: Flight, count: Count, cost: int | None, ticket: int
+    ) -> Answer | None:
+        """The answer of a flight that is whole, for those who wait for it in another form; kept where it may be."""
+        asked, facts, _rules = part.asked, part.facts, self.rules
+        assert asked is not None
+        assert facts is not None
+        now = time()
+        about = About(
+            id=entry_of(asked.exact),
+            created=now,
+            ttl=facts.ttl,
+            stale=facts.stale,
+            model=facts.model,
+            version=facts.version,
+            partition=facts.partition,
+            question=asked.question,
+            language=language.of(asked.question) if asked.scope else "",
+            tokens=count.tokens,
+            avoided=cost or 0,
+            price=b"",
+            seconds=monotonic() - (x.sent_at or x.received_at),
+        )
+        found: Answer | Unfit
+        if flight.body is not None:
+            found = keeping.of_unary(flight.body, about)
+        elif flight.keeps and flight.streams:
+            usage = msgspec.json.encode(usage_fields(x.usage)) if x.usage is not None else b""
+            found = keeping.of_stream(flight.events(), about, usage)
+        else:
+            found = Unfit.LARGE
+        why = keeping.unfit(found, self.rules, stores=part.wish.stores, bounded=part.bounded)
+        self.telemetry.kept.series(why or "kept").value += 1
+        if not why and isinstance(found, Answer):
+            part.entry = found.id
+            self.memory.put(asked.exact, found, now)
+            if self.client is not None:
+                message = Store(
+                    asked.exact,
+                    asked.scope if not found.calls else b"",
+                    asked.question,
+                    facts.partition,
+                    answers.encode(found),
+                    ticket,
+                )
+                self.client.store(message)
+        elif ticket and self.client is not None:
+            self.client.unanswered(ticket)
+        part.answer = found if isinstance(found, Answer) else None
+        return part.answer
+
+    # --- what must go ------------------------------------------------------------------------------------------------
+
+    def dropped(self, message: Drop) -> None:
+        """The helper process says so."""
+        if message.entries:
+            self.memory.drop_entries(message.entries)
+        if message.purge is not None:
+            self.memory.drop(message.purge, time())
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Go on with purges, a slice at a time."""
+        if self._sweeping is None:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        self._sweeping = self._loop.call_later(_SWEEP, self._sweep) if self.memory.sweep() else None
+
+    def __repr__(self) -> str:
+        return f"<Caching {self.memory!r}, {len(self.flights)} flights, {self.client!r}>"
+
+
+def entry_of(exact: bytes) -> str:
+    """The entry's id: the same wherever the answer to this request is kept."""
+    return exact[:8].hex()

@@ -1,0 +1,126 @@
+"""POST /v1/feedback: a caller's word on an answer that a cache gave it.
+
+    {"entry": "0269de549e3d1d94", "good": false, "question": "…", "model": "…"}
+
+`entry` is X-Forebay-Cache-Entry of that answer, `question` what was asked, `model` of whom. The last two may be left
+out where this worker gave the answer lately. An answer that is said to be bad is not given again, and that the two
+questions do not mean the same is learned. Of entries of others a caller has no say: they are not known to it.
+
+Mutable state: answers that were given lately, by entry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from time import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay import errors
+from forebay.api import openai
+from forebay.cache.key import Facts
+from forebay.cache.memory import within
+from forebay.cache.messages import Heard, Purge
+from forebay.config.cache import Cache
+from forebay.errors import Refusal
+from forebay.gateway.callers import Caller
+from forebay.wire.message import Request
+from forebay.wire.reply import Reply
+
+if TYPE_CHECKING:
+    from forebay.gateway.caching import Caching
+
+PATH: Final = b"/v1/feedback"
+WITHIN: Final = 2.0
+"""Seconds the helper process has."""
+MOST_GIVEN: Final = 4_096
+"""Answers whose question and model are remembered."""
+_ENTRY: Final = re.compile(r"[0-9a-f]{16}")
+_JSON: Final = b"content-type: application/json\r\n"
+_FIX: Final = "the value of X-Forebay-Cache-Entry, 16 hexadecimal digits"
+
+
+class Body(msgspec.Struct, frozen=True):
+    entry: str | None = None
+    good: bool | None = None
+    question: str | None = None
+    model: str | None = None
+
+
+_decoder: Final = msgspec.json.Decoder(Body)
+
+
+class Feedbacks:
+    def __init__(self, caching: Caching) -> None:
+        self._caching = caching
+        self._given: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        """(partition, question)."""
+
+    def gave(self, entry: str, partition: str, question: str) -> None:
+        given = self._given
+        given[entry] = (partition, question)
+        given.move_to_end(entry)
+        if len(given) > MOST_GIVEN:
+            given.popitem(last=False)
+
+    def take(self, request: Request, reply: Reply, caller: Caller, done: Callable[[int, Refusal | None], None]) -> None:
+        """Answers, at once or when the helper process has; `done` is called once then, with the status and the refusal
+        where it is one. Raises Refusal where it can be refused at once."""
+        body: Body = openai.decode(request.body, _decoder)
+        entry = body.entry
+        if entry is None:
+            raise errors.missing_field("entry", _FIX)
+        if not _ENTRY.fullmatch(entry):
+            raise errors.bad_request(f"'entry' must be {_FIX}.", param="entry", code="wrong_type")
+        if body.good is None:
+            raise errors.missing_field("good", "true or false")
+        good, caching = body.good, self._caching
+        partition, question = self._of(caller, entry, body)
+        if not partition:
+            raise errors.unknown_entry(entry)
+        if not good:
+            caching.memory.drop(Purge(0, entry=entry, partition=partition), time())
+            caching.sweep()
+        caching.telemetry.feedback.series("good" if good else "bad").value += 1
+
+        def heard(answer: Heard | None) -> None:
+            refusal = None
+            if answer is None:
+                refusal = errors.feedback_unavailable()
+            elif not answer.known:
+                refusal = errors.unknown_entry(entry)
+            if refusal is not None:
+                reply.refuse(refusal)
+                done(refusal.status, refusal)
+                return
+            reply.send(200, _JSON, msgspec.json.encode({"object": "cache.feedback", "entry": entry, "good": good}))
+            done(200, None)
+
+        client = caching.client
+        if client is None:
+            heard(Heard(0, known=True))
+        elif not client.feedback(entry, partition, good, question, WITHIN, heard):
+            heard(None)
+
+    def _of(self, caller: Caller, entry: str, body: Body) -> tuple[str, str]:
+        """The entry's partition, as far as it is the caller's, and the question; "" where it is not known."""
+        rules = self._caching.rules
+        known, question = self._given.get(entry, ("", ""))
+        if known and not within(known, tenant_of(rules, caller)):
+            known = question = ""
+        if not known and body.model:
+            if self._caching.client is None:  # nobody else knows it
+                return "", ""
+            known = Facts(rules, caller.account, body.model, "").partition
+        return known, body.question or question
+
+    def __repr__(self) -> str:
+        return f"<Feedbacks on {len(self._given)} answers>"
+
+
+def tenant_of(rules: Cache, caller: Caller) -> str:
+    """What all partitions of a caller begin with."""
+    return Facts(rules, caller.account, "", "").partition.rstrip("/")

@@ -1,0 +1,261 @@
+"""Look-ups by meaning: embedder, index and decider together, and how they stay in step with the store.
+
+The index may lack questions that the store has (a crash, another embedder, another host's answers) and have some that
+it lost. The former are embedded again, a few at a time (`rebuild`); the latter are taken out when they are met.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import Final
+
+import numpy as np
+
+from forebay.cache import language as languages
+from forebay.cache.messages import Find
+from forebay.cache.semantic.deciding import Candidate, Choice, Decider
+from forebay.cache.semantic.embedder import Embedder, EmbedderUnavailable, cleaned
+from forebay.cache.semantic.index import BadVector, Index, IndexUnavailable, Near, Vectors, checked
+from forebay.cache.stores.store import Known, Store
+from forebay.clock import Clock
+from forebay.config.cache import Semantic
+
+log = logging.getLogger("forebay.cache")
+
+NEIGHBOURS: Final = 8
+REMEMBERED: Final = 4_096
+"""Vectors of questions asked lately: an answer is stored soon after its question was looked for. 2 KB each."""
+SLICE: Final = 16
+"""Questions that are embedded at a time to fill an index again."""
+SIGNS: Final = 16
+"""Characters a token has at most, about: what is longer than `longest` times this is long without being counted."""
+MOST_SUSPECTS: Final = 1_024
+LATER: Final = 30.0
+"""Seconds until a rebuild that failed is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """As it is compared. `why`: it is not, for this reason."""
+
+    text: str
+    language: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    choice: Choice
+    language: str = ""
+
+
+class Meaning:
+    """Mutable state: vectors of late questions, the entries that seem to be gone, where a rebuild stands; a lock around
+    the decider, which is for one thread at a time."""
+
+    def __init__(
+        self,
+        rules: Semantic,
+        embedder: Embedder,
+        index: Index,
+        decider: Decider,
+        store: Store,
+        clock: Clock,
+        rng: Random,
+        every: float = inf,
+    ) -> None:
+        """`every`: seconds between looks for questions that others put into the store."""
+        self.rules = rules
+        self.embedder = embedder
+        self.index = index
+        self.decider = decider
+        self.deciding = threading.Lock()
+        self._store = store
+        self._clock = clock
+        self._rng = rng
+        self._every = every
+        self._vectors: OrderedDict[str, Vectors] = OrderedDict()
+        self._remembering = threading.Lock()
+        self._suspects: set[str] = set()
+        self._filling: Iterator[Sequence[Known]] | None = None
+        self._waiting: list[Known] = []
+        self._anew = True
+        self._fill_at = -inf
+        self.filled = 0
+        """Questions that were embedded again."""
+        self.embedding = 0.002
+        """Seconds that a question takes, of late."""
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    def question(self, asked: str) -> Question:
+        text = cleaned(asked)
+        if not any(sign.isalnum() for sign in text):
+            return Question(text, "", "empty")
+        if len(text) > self.rules.longest * SIGNS:
+            return Question(text, "", "long")
+        language = languages.of(text)
+        if not self.embedder.knows(language) or (self.rules.languages and language not in self.rules.languages):
+            return Question(text, language, "language")
+        if self.embedder.tokens(text) > self.rules.longest:
+            return Question(text, language, "long")
+        if not self.embedder.reads(text):
+            return Question(text, language, "script")
+        return Question(text, language)
+
+    def vectors(self, texts: Sequence[str], seconds: float = inf) -> list[Vectors | None]:
+        """None where a vector cannot be compared (NaN, zero). Raises EmbedderUnavailable."""
+        with self._remembering:
+            found = {text: self._vectors.get(text) for text in texts}
+        missing = [text for text, vector in found.items() if vector is None]
+        if missing:
+            began = self._clock.now()
+            rows = self.embedder.encode(missing, seconds)
+            spent = (self._clock.now() - began) / len(missing)
+            self.embedding += 0.1 * (spent - self.embedding)
+            with self._remembering:
+                for text, row in zip(missing, rows, strict=True):
+                    try:
+                        vector = checked(row, self.embedder.dimensions)[0]
+                    except BadVector as e:
+                        log.warning("the embedder gave a vector that cannot be used: %s", e)
+                        continue
+                    found[text] = self._vectors[text] = vector
+                while len(self._vectors) > REMEMBERED:
+                    self._vectors.popitem(last=False)
+        return [found[text] for text in texts]
+
+    # --- look-ups ----------------------------------------------------------------------------------------------------
+
+    def find(self, finds: Sequence[Find], deadlines: Sequence[float]) -> list[Verdict]:
+        """`deadlines`: on the clock, when each is worth nothing any more."""
+        verdicts = [Verdict(Choice(why="budget"))] * len(finds)
+        questions = [self.question(find.question) for find in finds]
+        lived: list[int] = []
+        now = self._clock.now()
+        for i, question in enumerate(questions):
+            if question.why:
+                verdicts[i] = Verdict(Choice(why=question.why), question.language)
+            elif now + self.embedding * (len(lived) + 1) <= deadlines[i]:
+                lived.append(i)
+        if not lived:
+            return verdicts
+        try:
+            seconds = min(deadlines[i] for i in lived) - now
+            vectors = self.vectors([questions[i].text for i in lived], seconds)
+        except EmbedderUnavailable as e:
+            log.debug("no vectors: %s", e)
+            for i in lived:
+                verdicts[i] = Verdict(Choice(why="embedder"), questions[i].language)
+            return verdicts
+        by_scope: dict[bytes, list[tuple[int, Vectors]]] = {}
+        for i, vector in zip(lived, vectors, strict=True):
+            if vector is None:
+                verdicts[i] = Verdict(Choice(why="vector"), questions[i].language)
+            else:
+                by_scope.setdefault(finds[i].scope, []).append((i, vector))
+        for scope, rows in by_scope.items():
+            try:
+                near = self.index.search(scope, np.stack([vector for _, vector in rows]), NEIGHBOURS)
+            except IndexUnavailable as e:
+                log.debug("no neighbours: %s", e)
+                for i, _ in rows:
+                    verdicts[i] = Verdict(Choice(why="index"), questions[i].language)
+                continue
+            for (i, vector), neighbours in zip(rows, near, strict=True):
+                choice = self._choose(questions[i], finds[i], vector, neighbours)
+                verdicts[i] = Verdict(choice, questions[i].language)
+        return verdicts
+
+    def _choose(self, question: Question, find: Find, vector: Vectors, near: Sequence[Near]) -> Choice:
+        known = self._store.known([one.entry for one in near]) if near else {}
+        candidates: list[Candidate] = []
+        for one in near:
+            kept = known.get(one.entry)
+            if kept is None:
+                if len(self._suspects) < MOST_SUSPECTS:
+                    self._suspects.add(one.entry)
+            elif kept.partition == find.partition and kept.scope == find.scope:  # whatever the index says
+                candidates.append(Candidate(one.entry, cleaned(kept.question), one.cosine, one.vector))
+        with self.deciding:
+            return self.decider.decide(question.text, question.language, candidates, find.partition, self._rng, vector)
+
+    # --- what is kept ------------------------------------------------------------------------------------------------
+
+    def add(self, entry: str, scope: bytes, text: str) -> bool:
+        """False where it has no vector now: `rebuild` comes back to it."""
+        try:
+            (vector,) = self.vectors([text])
+            if vector is None:
+                return False
+            self.index.add(scope, entry, vector)
+        except (EmbedderUnavailable, IndexUnavailable) as e:
+            log.debug("a question is not in the index yet: %s", e)
+            self.refill(LATER)
+            return False
+        return True
+
+    def remove(self, entries: Sequence[str]) -> None:
+        """They are no more. Where the index cannot be reached, they are met later, and taken out then."""
+        if entries:
+            try:
+                self.index.remove(entries)
+            except IndexUnavailable as e:
+                log.debug("entries stay in the index for now: %s", e)
+
+    def refill(self, seconds: float = 0.0) -> None:
+        """See in so many seconds, in `rebuild`, whether the store has questions that are not in the index."""
+        self._anew = True  # the thread of chores begins again: another one may say so
+        self._fill_at = self._clock.now() + seconds
+
+    def rebuild(self) -> bool:
+        """Put a few questions of the store into the index that are not there. True: there is more to do now."""
+        if self._clock.now() < self._fill_at:
+            return False
+        if self._anew:
+            self._anew = False
+            self._filling, self._waiting = None, []
+        try:
+            if not self._waiting:
+                self._filling = self._filling if self._filling is not None else self._store.questions()
+                page = next(self._filling, None)
+                if page is None:
+                    if self.filled:
+                        log.info("%d questions were put into the index again", self.filled)
+                    self.filled = 0
+                    self.refill(self._every)
+                    return False
+                absent = set(self.index.missing([known.entry for known in page]))
+                self._waiting = [known for known in page if known.entry in absent]
+                return True
+            some, self._waiting = self._waiting[:SLICE], self._waiting[SLICE:]
+            fit = [(known, text.text) for known in some if not (text := self.question(known.question)).why]
+            for (known, _), vector in zip(fit, self.vectors([text for _, text in fit]), strict=True):
+                if vector is not None:
+                    self.index.add(known.scope, known.entry, vector)
+                    self.filled += 1
+        except Exception as e:
+            log.warning("the index is not filled yet; again in %g s: %s", LATER, e)
+            self.refill(LATER)
+            return False
+        return True
+
+    def tidy(self) -> None:
+        """Take out of the index what the store, where it answers, does not know."""
+        suspects, self._suspects = self._suspects, set()
+        if suspects and self._store.state == "ok":
+            known = self._store.known(sorted(suspects))
+            self.remove([entry for entry in suspects if entry not in known])
+
+    def close(self) -> None:
+        self.index.close()
+        self.embedder.close()
+
+    def __repr__(self) -> str:
+        return f"<Meaning {self.embedder.id}, {len(self.index)} questions>"
