@@ -17,6 +17,8 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 PARTS = MappingProxyType(
     {
         "latency": "benchmarks.cache.latency",
+        "pairs": "benchmarks.cache.labelled",
+        "stream": "benchmarks.cache.stream",
     }
 )
 """Each is a module with `measure(console) -> (figures, what fell short)`; its docstring's first line is its title.
