@@ -17,10 +17,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from forebay.cache.semantic.embedder import POLICY, Embedder, open_embedder
-from forebay.cache.stores.disk import Disk, answers_file
-from forebay.cache.stores.store import Record
-from forebay.helper.building import vectors_folder
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -31,8 +27,12 @@ from benchmarks.cache.questions import Question, between, questions
 from benchmarks.common import RESULTS, BenchError, env_int, env_names, rss, two_cores
 from forebay.cache import answers
 from forebay.cache.messages import Kind
+from forebay.cache.semantic.embedder import POLICY, Embedder, open_embedder
 from forebay.cache.semantic.faiss_index import FaissIndex
 from forebay.cache.semantic.index import Space
+from forebay.cache.stores.disk import Disk, answers_file
+from forebay.cache.stores.store import Record
+from forebay.helper.building import vectors_folder
 
 HIT_MS = {100_000: 8.0, 1_000_000: 15.0}
 """Most milliseconds of a hit, P99, up to so many entries."""

@@ -35,6 +35,7 @@ from forebay.admin.ingest import Ingest
 from forebay.admin.keyapi import private_app
 from forebay.admin.keys import Keys
 from forebay.admin.opened import Opened
+from forebay.admin.prefixapi import prefix_routes
 from forebay.admin.pricedengines import PricedEngines
 from forebay.admin.public import public_app
 from forebay.admin.serving import Server
@@ -118,7 +119,12 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
             engines=priced,
         )
     public = Server(public_app(state, keys, usage_endpoint(usage)), socket.socket(fileno=start.fds[0]))
-    more = (alert_routes(alerting), usage_routes(usage), cache_routes(state, keys))
+    more = (
+        alert_routes(alerting),
+        usage_routes(usage),
+        cache_routes(state, keys),
+        prefix_routes(state.workers),
+    )
     servers = (public, Server(private_app(state, keys, live, *more), unix))
     async with asyncio.TaskGroup() as group:
         background = [

@@ -16,6 +16,7 @@ import msgspec
 
 from forebay import errors
 from forebay.api import openai
+from forebay.api.anthropic_cache import mark
 from forebay.errors import Refusal
 
 MAX_TOKENS: Final = 8_192
@@ -56,8 +57,9 @@ def _cannot(field: str, fix: str) -> Refusal:
     )
 
 
-def messages(payload: bytes) -> bytes:
-    """The body for POST /v1/messages. Raises Refusal."""
+def messages(payload: bytes, cache: str = "") -> bytes:
+    """The body for POST /v1/messages. `cache`: for how long its prompt cache is asked to keep the prompt, 5m or 1h; "":
+    only as the client asks. Raises Refusal."""
     given = {k: v for k, v in openai.decode(payload, _decoder).items() if v is not None}
     out: Json = {}
     for name, value in given.items():
@@ -94,6 +96,8 @@ def messages(payload: bytes) -> bytes:
         out["output_config"] = output
     if given.get("reasoning_effort") == "none":
         out.setdefault("thinking", {"type": "disabled"})
+    if cache:
+        mark(out, cache)
     return _encode(out)
 
 

@@ -345,6 +345,11 @@ def asking_for_usage(body: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
+def has_field(body: bytes, name: str) -> bool:
+    """Whether the request itself has a field of that name, be it null."""
+    return b'"%b"' % name.encode() in body and name in _fields_decoder.decode(body)
+
+
 def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
     """`body`, an object that is not empty, with these fields set whatever it says of them; values are JSON."""
     added = []

@@ -55,6 +55,9 @@ COMMANDS = MappingProxyType(
             "command",
             "Start the engines that the configuration describes, and keep them running.",
         ),
+        "cache prefix": Command(
+            "forebay.cli.cache_prefix", "command", "Show how much of prompts engines find cached, and what breaks it."
+        ),
         "engines": Command("forebay.cli.engines", "app", "List, add, drain and remove engines of the running gateway."),
         "prices": Command("forebay.cli.prices", "app", "Show and check what models cost."),
         "tune": Command("forebay.cli.tune", "command", "Search engine flags for a workload and an SLO, by simulation."),

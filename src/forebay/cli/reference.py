@@ -28,6 +28,7 @@ from forebay.api.routes import ROUTES
 from forebay.cli.main import COMMANDS, EX_CONFIG, USAGE
 from forebay.cli.supervisor import EX_FAILED, EX_OK, EX_OSERR, EX_UNAVAILABLE
 from forebay.clock import SystemClock
+from forebay.config.cache_prefix import Prefix
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
 from forebay.gateway import callers, forwarding
@@ -39,6 +40,7 @@ from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.logs import LogWriter, RequestLog
+from forebay.gateway.prefix_watch import PromptWatch
 from forebay.gateway.telemetry import Telemetry
 from forebay.ledger.pricing import PriceBook
 from forebay.policy.placement import RoundRobin
@@ -407,11 +409,13 @@ async def _families() -> list[FamilySnapshot]:
         )
         admission = config.admission.model_copy(update={"enabled": True})
         gateway.admitting = Admitting(admission, asyncio.get_running_loop())
+        gateway.watching = PromptWatch(Prefix(watch=True), gateway, asyncio.get_running_loop())
         gateway.booking = open_books(config, PriceBook(), 0, asyncio.get_running_loop())
         server = Server(gateway, config.limits, config.timeouts, ticker)
         found = [*Control(gateway, server, writer, "-", 0).snapshot().families, *await state.scrape(keys)]
         await server.close()
         await gateway.booking.close()
+        gateway.watching.close()
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, field_validator, model_validator
 
+from forebay.config.cache_prefix import Prefix
 from forebay.config.section import Name, Seconds, Section, clash
 
 __all__ = ["Cache", "CachedModel", "IndexKind", "Mode", "Semantic", "Share", "embedder_packages"]
@@ -163,6 +164,8 @@ class Cache(Section):
     """By the engine's own model name."""
     semantic: Semantic = Semantic()
     """Questions that mean the same."""
+    prefix: Prefix = Prefix()
+    """The caches of prompts that engines keep. Does not need `cache.enabled`."""
 
     @field_validator("version")
     @classmethod

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from forebay.config.cache_prefix import CacheControl, PromptCache
 from forebay.config.launch import Launch, filled_in
 from forebay.config.section import Name, Seconds, Secret, Section, clash
 
@@ -180,6 +181,8 @@ class Engine(Section):
     kv_events: KvEvents | None = None
     """Its KV cache events (vLLM and SGLang: --kv-events-config); with them it is known which prefixes it has given up.
     Needs pip install 'forebay[kv-events]'. They are neither encrypted nor signed: keep them in a trusted network."""
+    prompt_cache: PromptCache = PromptCache()
+    """What it is told about its prompt cache."""
     launch: Launch | None = None
     """How `forebay launch` starts it on this machine; its url follows from it."""
 
@@ -228,6 +231,17 @@ class Engine(Section):
     def _speakable(self) -> Engine:
         if self.priority and self.kind.value not in ("vllm", "sglang", "auto"):
             raise clash(f"priority is for engines of the kinds vllm and sglang, not {self.kind.value}")
+        return self
+
+    @model_validator(mode="after")
+    def _cached(self) -> Engine:
+        told = self.prompt_cache
+        if told.cache_control is not CacheControl.NO and self.kind not in ("anthropic", "auto"):
+            raise clash(f"prompt_cache.cache_control is for engines of the kind anthropic, not {self.kind}")
+        if told.cache_salt is not None and self.kind not in _HAND_OVER:
+            raise clash(f"prompt_cache.cache_salt is for engines of the kinds vllm and sglang, not {self.kind}")
+        if told.prompt_cache_key is not None and self.kind in ("anthropic", "tgi", "trtllm", "llamacpp", "ollama"):
+            raise clash(f"prompt_cache.prompt_cache_key is for OpenAI's API, not for engines of the kind {self.kind}")
         return self
 
     @model_validator(mode="after")

@@ -47,9 +47,22 @@ def impossible(admission: Admission, engines: Iterable[Engine]) -> Iterator[str]
                     )
 
 
+def _prompt_caches(config: Config) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
+    prefix = config.cache.prefix
+    for name in sorted({"interval", "window", "memory_bytes"} & prefix.model_fields_set):
+        if not prefix.watch:
+            yield ("cache", "prefix", name), "not used: cache.prefix.watch is false", ""
+    for i, engine in enumerate(config.engines):
+        salt = engine.prompt_cache.cache_salt
+        if salt is not None and config.placement.share_prefixes:
+            message = "keeps prompts apart that placement.share_prefixes takes to be shared: set that to false"
+            yield ("engines", i, "prompt_cache", "cache_salt"), message, salt.value
+
+
 def idle_settings(config: Config) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
     """(path, what is wrong, what was found) of what is set in vain."""
     yield from _placement(config)
+    yield from _prompt_caches(config)
     admission = config.admission
     if not admission.enabled:
         written = admission.model_fields_set - {"record"}

@@ -13,6 +13,7 @@ from forebay import errors
 from forebay.api import openai
 from forebay.api.routes import ROUTES
 from forebay.cache.key import ANYTHING, wish_of
+from forebay.config.cache_prefix import Reorder
 from forebay.config.models import Config
 from forebay.errors import Refusal
 from forebay.gateway.aborts import Aborts
@@ -34,6 +35,8 @@ from forebay.gateway.handles import Entry
 from forebay.gateway.holding import Holding
 from forebay.gateway.labels import tags_of
 from forebay.gateway.logs import RequestLog
+from forebay.gateway.prefix_watch import PromptWatch
+from forebay.gateway.prompt_cache import ToolOrder
 from forebay.gateway.prompts import NOTHING as UNCOUNTED
 from forebay.gateway.relay import Stream, Unary
 from forebay.gateway.retries import RetryBudget, Spread
@@ -98,6 +101,7 @@ class Gateway:
         self.holding: Holding | None = None
         self.caching: Caching | None = None
         self.usage: UsageAnswers | None = None
+        self.watching: PromptWatch | None = None
         self.drains = Drains()
         self.aborts = Aborts()
         self.tokens = TokenEstimates()
@@ -118,6 +122,7 @@ class Gateway:
         self.fleet.configure(config, listed)
         self.settling.log.configure(config.logging)
         self.disaggregating.configure(config.disaggregation)
+        self.watching = PromptWatch.reloaded(self.watching, config.cache.prefix, self)
         if self.admitting is not None:
             self.admitting.configure(config.admission, config.placement)
         if self.booking is not None and prices is not None:
@@ -139,6 +144,7 @@ class Gateway:
         self.config = config
         self.limits = LimitValues.of(config.limits)
         self.shows_bodies = config.logging.bodies
+        self._order = ToolOrder() if config.cache.prefix.reorder is Reorder.TOOLS else None
 
     # --- wire.server.Handler -----------------------------------------------------------------------------------------
 
@@ -338,6 +344,8 @@ class Gateway:
         if self.booking is not None:
             self.booking.check_room()
         self.retry_budget.requests += 1
+        if self._order is not None:
+            body, payload = self._order.apply(body, payload)
         if entry.renames or entry.defaults or openai.names_twice(payload):
             defaults = defaults_for(body, entry.defaults)
             payload = openai.rewritten(payload, {"model": entry.target_json}, defaults)
@@ -395,6 +403,8 @@ class Gateway:
         """Nothing is read on, and no engine is told anything, after the last request."""
         self.ticker.remove(self.drains.sweep)
         self.drains.close()
+        if self.watching is not None:
+            self.watching.close()
         await self.aborts.close()
         if self.caching is not None:
             await self.caching.close()

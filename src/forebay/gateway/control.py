@@ -27,8 +27,10 @@ from forebay.state.messages import (
     Follow,
     GetAdmission,
     GetBudgets,
+    GetPrefix,
     GetSnapshot,
     NoAdmission,
+    PrefixState,
     SetEngines,
     SetKeys,
     SetUse,
@@ -77,6 +79,9 @@ class Control:
                         await channel.send(self.snapshot())
                     case GetAdmission():
                         await channel.send(self.admission())
+                    case GetPrefix():
+                        watching = self._gateway.watching
+                        await channel.send(watching.state() if watching is not None else PrefixState(False))
                     case SetKeys():
                         self._gateway.take(message)
                         await channel.send(Done())
@@ -115,6 +120,7 @@ class Control:
                 *self._placement(),
                 *self._wire(),
                 *(gateway.booking.snapshot() if gateway.booking is not None else ()),
+                *(gateway.watching.snapshot() if gateway.watching is not None else ()),
                 *(gateway.caching.telemetry.snapshot(gateway.caching) if gateway.caching is not None else ()),
             ),
             engines=tuple(engine_states(gateway.fleet)),

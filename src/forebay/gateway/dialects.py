@@ -13,9 +13,12 @@ from typing import Final, NamedTuple, Protocol
 from forebay.api import anthropic_request, openai
 from forebay.api.openai import AnyBody
 from forebay.api.routes import CHAT, EMBEDDINGS, Route
+from forebay.config.cache_prefix import CacheControl, PromptCache
 from forebay.config.engine import Engine
 from forebay.config.models import Class
 from forebay.engines.base import Adapter
+from forebay.gateway.callers import Caller
+from forebay.gateway.prompt_cache import marked, told_of
 from forebay.gateway.prompts import prompts_of
 from forebay.gateway.readings import Folding, MessageStream, Reading, WholeMessage
 
@@ -36,6 +39,7 @@ class Sending(NamedTuple):
     stream: bool
     response_bytes: int
     event_bytes: int
+    caller: Caller | None = None
 
 
 class Abort(NamedTuple):
@@ -61,11 +65,14 @@ class Dialect(Protocol):
 class Fields:
     """OpenAI's API with a few fields of the engine's own set in the body."""
 
-    def __init__(self, priority: Adapter | None, aborts: Adapter | None, *, fold: bool) -> None:
+    def __init__(
+        self, priority: Adapter | None, aborts: Adapter | None, told: PromptCache | None = None, *, fold: bool
+    ) -> None:
         """`priority`: who says what a class is. `aborts`: who says how it is told of an abort; it gets ids of its own
-        then (SGLang). `fold`: it is always asked for a stream."""
+        then (SGLang). `told`: what it is told about its prompt cache. `fold`: it is always asked for a stream."""
         self._priority = priority
         self._aborts = aborts
+        self._told = told
         self._fold = fold
 
     def prepare(self, sending: Sending) -> Prepared:
@@ -84,10 +91,12 @@ class Fields:
             fields["stream_options"] = b'{"include_usage":true}'
             reading = Folding(sending.response_bytes, sending.event_bytes)
         payload = openai.with_fields(sending.payload, fields) if fields else sending.payload
+        if self._told is not None:
+            payload = marked(self._told, sending.body, payload, sending.caller)
         return Prepared(sending.route.path, payload, reading=reading, abort=abort)
 
     def __repr__(self) -> str:
-        names = (("priority", self._priority), ("rid", self._aborts), ("fold", self._fold))
+        names = (("priority", self._priority), ("rid", self._aborts), ("cache", self._told), ("fold", self._fold))
         return f"<Fields {' '.join(name for name, on in names if on)}>"
 
 
@@ -107,10 +116,13 @@ def _rid(request_id: bytes) -> str:
 class Anthropic:
     """OpenAI's chat completions asked of Anthropic's Messages API (https://platform.claude.com/docs/en/api/messages)."""
 
+    def __init__(self, cache: CacheControl = CacheControl.NO) -> None:
+        self._cache = "" if cache is CacheControl.NO else cache.value
+
     def prepare(self, sending: Sending) -> Prepared:
         if sending.route is not CHAT:
             raise anthropic_request.no_such_route(sending.route.path.decode())
-        body = anthropic_request.messages(sending.payload)
+        body = anthropic_request.messages(sending.payload, self._cache)
         created = int(time())
         reading: Reading = (
             MessageStream(created, sending.event_bytes)
@@ -126,8 +138,11 @@ class Anthropic:
 def dialect_of(engine: Engine, adapter: Adapter) -> Dialect | None:
     """None where nothing need be changed."""
     if adapter.kind == "anthropic":
-        return Anthropic()
+        return Anthropic(engine.prompt_cache.cache_control)
     priority = adapter if engine.priority and adapter.priority(Class.NORMAL) is not None else None
     aborts = adapter if adapter.kind == "sglang" else None
     fold = adapter.kind == "llamacpp" if engine.fold is None else engine.fold
-    return Fields(priority, aborts, fold=fold) if priority is not None or aborts is not None or fold else None
+    told = told_of(engine, adapter.kind)
+    if priority is None and aborts is None and told is None and not fold:
+        return None
+    return Fields(priority, aborts, told, fold=fold)

@@ -19,6 +19,7 @@ from forebay.counters import counters
 from forebay.engines.handover import Handover, handover_of
 from forebay.gateway.admitting import facts_of
 from forebay.gateway.legs import Fields, Legs, Release
+from forebay.gateway.prompt_cache import marked, told_of
 from forebay.gateway.prompts import NOTHING, prompts_of
 from forebay.gateway.roles import serves_alone
 from forebay.gateway.tokens import Counted
@@ -63,6 +64,9 @@ class Disaggregating:
     def begin(self, x: Exchange, decode: Handle, payload: bytes) -> bool:
         """Send an attempt, for a model with prefill or decode engines. False: nothing was done, it goes as it is."""
         body = x.body
+        told = told_of(decode.config, decode.adapter.kind)
+        if told is not None:
+            payload = marked(told, body, payload, x.front.caller)
         cleaned = without_ours(payload) if isinstance(body, openai.Body) and body.says_where else payload
         protocol = handover_of(decode.adapter.kind)
         must = not serves_alone(decode)

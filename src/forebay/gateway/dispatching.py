@@ -26,6 +26,7 @@ def send_in(dialect: Dialect, handle: Handle, x: Exchange, *, begun: bool = Fals
         x.stream,
         limits.response_bytes,
         limits.event_bytes,
+        front.caller,
     )
     try:
         prepared = dialect.prepare(sending)

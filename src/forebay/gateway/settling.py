@@ -67,6 +67,8 @@ class Settling:
         if x.heard_at:
             series.itl.total += x.heard_at - x.first_content_at
         tokens = count.tokens
+        if gateway.watching is not None and count.exact:
+            gateway.watching.settled(x, tokens)
         prompt, completion = tokens.prompt, tokens.completion
         spent = b""
         if count.exact:

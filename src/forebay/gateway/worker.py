@@ -34,6 +34,7 @@ from forebay.gateway.exact import ExactCounts
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.holding import Holding
 from forebay.gateway.kv_events import KvFeeds, ToPolicy
+from forebay.gateway.prefix_watch import PromptWatch
 from forebay.gateway.recorder import Recorder, recorded
 from forebay.gateway.telemetry import Telemetry
 from forebay.gateway.usage_answer import UsageAnswers
@@ -98,6 +99,7 @@ class Worker:
         tokens = gateway.tokens
         tokenizers = {name: model.tokenizer for name, model in config.models.items() if model.tokenizer}
         tokens.exact = ExactCounts.load(tokenizers, loop, tokens.learn)
+        gateway.watching = PromptWatch.reloaded(None, config.cache.prefix, gateway)
         admitting.feeds = fleet.feeds = KvFeeds(ToPolicy(admitting.policy, time.monotonic), tasks, time.monotonic)
         if config.ledger.enabled:
             prices = PriceBook.from_json(self._start.prices)

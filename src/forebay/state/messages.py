@@ -5,9 +5,9 @@ Two channels, one framing (`state.channel`):
 - supervisor ↔ child: an inherited socket pair, fd number in `FOREBAY_CHANNEL`. The supervisor sends `Start`, later
   `Reload` and `Drain`; the child answers `Ready` once. End of file means that the supervisor is gone: drain and leave.
 - admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`,
-  `GetAdmission`, `SetKeys` and `SetEngines`; the worker answers with `Snapshot`, `AdmissionState` or `NoAdmission`, and
-  `Done`. Of the books it sends, over a channel of its own, `Follow`, and the worker answers `Committed`;
-  and over another `GetBudgets`, answered by `Budgets`, and `SetUse`, by `Done`.
+  `GetAdmission`, `GetPrefix`, `SetKeys` and `SetEngines`; the worker answers with `Snapshot`, `AdmissionState` or
+  `NoAdmission`, `PrefixState`, and `Done`. Of the books it sends, over a channel of its own, `Follow`, and the worker
+  answers `Committed`; and over another `GetBudgets`, answered by `Budgets`, and `SetUse`, by `Done`.
 """
 
 from __future__ import annotations
@@ -231,6 +231,60 @@ class ModelAdmission(msgspec.Struct, frozen=True):
     """By class."""
 
 
+class GetPrefix(msgspec.Struct, tag="get_prefix", frozen=True):
+    pass
+
+
+class PrefixBreak(msgspec.Struct, frozen=True):
+    """What varies in prompts and has much of the same behind it (cache.prefix.watch)."""
+
+    where: str
+    """tools, messages[0] (system)."""
+    at: int
+    """Character of that part, from 0, when it was last seen."""
+    kind: str
+    shape: str
+    """0000-00-00T00:00; "" where there is none."""
+    requests: int
+    """Of those compared."""
+    lost_tokens: int
+    """Prompt tokens behind it, of these."""
+    ago: float = 0.0
+    """Seconds since it was last seen."""
+
+
+class PrefixGroup(msgspec.Struct, frozen=True):
+    """The prompts of one model and organisation, in the last one to two windows."""
+
+    model: str
+    organisation: str
+    requests: int
+    prompt_tokens: int
+    """Of all."""
+    reported_tokens: int
+    """Prompt tokens of those whose engine says how many were cached."""
+    cached_tokens: int
+    """Of these."""
+    compared: int
+    """Requests whose prompts were compared with earlier ones."""
+    compared_tokens: int
+    as_sent_tokens: int
+    """Of the compared: what a cache that forgets nothing would find."""
+    could_be_tokens: int
+    """What it would find if nothing varied before what is the same."""
+    breaks: tuple[PrefixBreak, ...] = ()
+    """The dearest first."""
+    engines: tuple[str, ...] = ()
+    """Hints about its engines: `gateway.prefix_words.HINTS`."""
+
+
+class PrefixState(msgspec.Struct, tag="prefix", frozen=True):
+    """One worker's."""
+
+    watched: bool
+    groups: tuple[PrefixGroup, ...] = ()
+
+
 class AdmissionState(msgspec.Struct, tag="admission", frozen=True):
     """One worker's."""
 
@@ -246,6 +300,7 @@ Message = (
     | Ready
     | GetSnapshot
     | GetAdmission
+    | GetPrefix
     | SetKeys
     | SetEngines
     | Done
@@ -257,6 +312,7 @@ Message = (
     | Snapshot
     | AdmissionState
     | NoAdmission
+    | PrefixState
 )
 
 

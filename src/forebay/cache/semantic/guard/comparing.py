@@ -277,7 +277,7 @@ def _which_number(numbers: list[Token]) -> str:
 
 
 def _person(one: Reading, other: Reading) -> float:
-    """0 the same, 0.5 perhaps another, 1 another person's. "My" and nothing are one; "your" in "how do you" is anyone's."""
+    """0 the same, 0.5 perhaps another, 1 another person's. "My" and nothing are one, as is "your" in "how do you"."""
     mine, yours = (
         {"second"} & set(r.persons) if not r.questions & {"how", "fix"} else set[str]() for r in (one, other)
     )

@@ -1,0 +1,89 @@
+"""`forebay cache prefix`: how much of prompts engines find cached, how much they could, and what breaks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from forebay.cli.adminsocket import EX_UNAVAILABLE, AdminSocket
+from forebay.cli.reach import ConfigOption, JsonOption, StateOption
+from forebay.config.load import load_only
+from forebay.config.models import Config
+from forebay.state.messages import admin_socket
+
+_COMMAND = "forebay cache prefix"
+
+
+def command(
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this model, by the engine's own name.")
+    ] = None,
+    org: Annotated[str | None, typer.Option("--org", metavar="NAME", help="Only this organisation.")] = None,
+    as_json_: JsonOption = False,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Show how much of prompts engines find cached, how much they could, and what breaks it. Needs cache.prefix.watch.
+
+    Figures are of the last ten to twenty minutes (cache.prefix.window). What was asked is never shown: of what varies
+    only its place and its shape, digits as 0 and letters as x.
+    """
+    if state_dir is None:
+        found = Config() if config is None else load_only(config, os.environ, "state_dir")
+        state_dir = found.state_dir
+    admin = AdminSocket(admin_socket(state_dir.absolute()), _COMMAND)
+    if not admin.answers():
+        admin.fail(f"no gateway runs with the state directory {state_dir}: nothing answers", EX_UNAVAILABLE)
+    answer = admin.ask("GET", "/cache/prefix")
+    rows = [
+        row
+        for row in answer["groups"]
+        if (model is None or row["model"] == model) and (org is None or row["organisation"] == org)
+    ]
+    if as_json_:
+        print(json.dumps({**answer, "groups": rows}, ensure_ascii=False, indent=2))
+        return
+    for why in answer["silent"]:
+        print(f"{_COMMAND}: {why}", file=sys.stderr)
+    if not answer["watched"] and not answer["silent"]:
+        admin.fail("prompts are not watched; set cache.prefix.watch: true, and reload the gateway (SIGHUP)", 1)
+    if not rows:
+        print("Nothing was asked in this time.", file=sys.stderr)
+        return
+    _table(rows)
+    for row in rows:
+        for line in (row["advice"], *row["notes"]):
+            if line:
+                print(f"\n{row['model']}, {row['organisation']}: {line}")
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model", overflow="fold")
+    table.add_column("organisation", overflow="fold")
+    for column in ("requests", "prompt tokens", "cached", "as sent", "could be", "compared"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("what breaks it", overflow="fold")
+    for row in rows:
+        shares = [_percent(row[name]) for name in ("reported", "as_sent", "could_be")]
+        breaks = "\n".join(f"{one['words']}: {_percent(one['lost'])} lost{_ago(one)}" for one in row["breaks"][:3])
+        counts = (f"{row['requests']:,}", f"{row['prompt_tokens']:,}")
+        table.add_row(row["model"], row["organisation"], *counts, *shares, f"{row['compared']:,}", breaks)
+    # Into a pipe, lines are not folded: other programs read them.
+    Console(width=None if sys.stdout.isatty() else 1_000, highlight=False, markup=False).print(table)
+
+
+def _ago(one: dict[str, Any]) -> str:
+    seconds = one["seconds_ago"]
+    return f", last {seconds // 60:,} min ago" if seconds >= 60 else ""
+
+
+def _percent(found: float | None) -> str:
+    return "-" if found is None else f"{found:.1%}"
