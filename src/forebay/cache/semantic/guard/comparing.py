@@ -62,6 +62,8 @@ class Verdict(NamedTuple):
     """As `FEATURES`."""
 
 
+_SHORT: Final = 7
+"""Tokens up to which another order alone says nothing."""
 _SOFT_SCOPES: Final = frozenset(
     words("during again still already self both either same another all part outside always instead within permanently")
 )
@@ -83,7 +85,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     parity = (one.negations + other.negations + contrary + _failing(one, other, left, right)) % 2
     question = asked_for(one, other, aligned)
     modality = _sets(one.modals, other.modals)
-    tense = _sets(one.tenses, other.tenses)
+    tense = _tense(one.tenses, other.tenses)
     person = _person(one, other)
     scopes = list((Counter(one.scopes) - Counter(other.scopes)).elements())
     scopes += (Counter(other.scopes) - Counter(one.scopes)).elements()
@@ -144,6 +146,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         and not (question or modality or tense or person)
         and bool(one.tokens)
         and same_roles(one, other, aligned)
+        and (not inversions or len(aligned.pairs) <= _SHORT)
     ) or one.text == other.text
     if identical:
         conflict = ""
@@ -277,7 +280,7 @@ def _which_number(numbers: list[Token]) -> str:
 
 
 def _person(one: Reading, other: Reading) -> float:
-    """0 the same, 0.5 perhaps another, 1 another person's. "My" and nothing are one, as is "your" in "how do you"."""
+    """0 the same, 0.5 perhaps another, 1 another person's. "My" and nothing are one; so are "how do you" and "I"."""
     mine, yours = (
         {"second"} & set(r.persons) if not r.questions & {"how", "fix"} else set[str]() for r in (one, other)
     )
@@ -286,6 +289,13 @@ def _person(one: Reading, other: Reading) -> float:
     if mine != yours:
         return 1.0 if "first" in (other.persons if mine else one.persons) else 0.5
     return 0.0
+
+
+def _tense(one: frozenset[str], other: frozenset[str]) -> float:
+    """As `_sets`; the present and no tense are one."""
+    if "past" in one | other and not one & other:
+        return 1.0 if one and other else 0.5
+    return _sets(one - {"present"}, other - {"present"})
 
 
 def _sets(one: frozenset[str], other: frozenset[str]) -> float:

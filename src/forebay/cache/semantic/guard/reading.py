@@ -19,7 +19,9 @@ _HAN: Final = re.compile(r"[\u3400-\u9fff]+")
 _NONE: Final[frozenset[str]] = frozenset()
 _COMPARING: Final = frozenset(words("under below above over beneath"))
 _SYMMETRIC: Final = frozenset({"differenc", "distanc", "区别", "距离"})
-_TENSES: Final = {"was": "past", "were": "past", "did": "past", "will": "future", "shall": "future"}
+_TENSES: Final = {"was": "past", "were": "past", "did": "past", "will": "future", "shall": "future"} | dict.fromkeys(
+    ("is", "are", "am"), "present"
+)
 _RELATIVE: Final = frozenset({"when", "where", "which", "who"})
 _CALENDAR: Final = {
     "s:3600": ("hourly", "每小时"),
