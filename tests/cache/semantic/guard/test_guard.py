@@ -114,10 +114,10 @@ def test_odd_texts_are_the_same_as_themselves_and_as_nothing_else(text: str) -> 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=80), st.text(alphabet="不 怎么开关发票1二3年月 no t on off to from A B 2.5k$%", max_size=60))
-def test_any_text_has_a_verdict_and_both_directions_agree_on_identity(a: str, b: str) -> None:
+def test_any_text_has_a_verdict_and_it_is_the_same_both_ways(a: str, b: str) -> None:
     assert compare(a, a).identical
     assert compare(b, b).identical
     there, back = compare(a, b), compare(b, a)
-    assert there.identical == back.identical
+    assert there[:2] == back[:2]
     assert not (there.identical and there.conflict)
     assert all(0 <= value < 1_000 for value in there.features)

@@ -78,6 +78,9 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     """How two questions differ. A text that is compared several times is `read` once."""
     one = read(asked) if isinstance(asked, str) else asked
     other = read(known) if isinstance(known, str) else known
+    turned = other.text < one.text  # both ways are one comparison
+    if turned:
+        one, other = other, one
     aligned = align(one.tokens, other.tokens)
     left, right = aligned.left, aligned.right
     antonyms, contrary = _antonyms(one, other, left, right)
@@ -144,7 +147,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         not conflict
         and same
         and not (question or modality or tense or person)
-        and bool(one.tokens)
+        and any(one.tokens[at].weight > 0.3 for at, _ in aligned.pairs)
         and same_roles(one, other, aligned)
         and (not inversions or len(aligned.pairs) <= _SHORT)
     ) or one.text == other.text
@@ -158,8 +161,8 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         sequence(one.tokens, other.tokens),
         min(len(one.tokens), len(other.tokens)) / (max(len(one.tokens), len(other.tokens)) or 1),
         (len(one.tokens) + len(other.tokens)) / 20,
-        heavy_left,
-        heavy_right,
+        heavy_right if turned else heavy_left,
+        heavy_left if turned else heavy_right,
         min(heavy_left, heavy_right),
         float(sum(not token.known for token in (*left, *right))),
         in_place,
