@@ -24,6 +24,10 @@ _FINE: Final = frozenset(
         ("how", "whereto"),
         ("where", "whereto"),
         ("amount", "count"),
+        ("much", "what"),
+        ("much", "count"),
+        ("much", "amount"),
+        ("much", "which"),
         ("what", "happens"),
         ("what", "what do"),
         ("what do", "how"),
@@ -31,7 +35,8 @@ _FINE: Final = frozenset(
     )
 )
 _MEASURES: Final = frozenset(words("amount count length often far old tall large heavy fast deep hot"))
-_VAGUE: Final = frozenset({"what", "which", "what do"})
+_COSTS: Final = frozenset({"cost", "费用"})
+_VAGUE: Final = frozenset({"what", "which", "what do", "much"})
 _SOON: Final = frozenset(
     words("tak arriv receiv deliver finish complet process review shipment get 收到 到账 完成 配送 办理 审核 领取 生效")
 )
@@ -58,7 +63,7 @@ def asked_for(one: Reading, other: Reading, aligned: Aligned) -> float:
                 return 0.5
             if {a, b} == {"when", "length"} and _soon(one) and _soon(other):
                 return 0.5
-            if {a, b} == {"amount", "how"} and _costs(one) and _costs(other):
+            if {a, b} in ({"amount", "how"}, {"much", "how"}) and _costs(one) and _costs(other):
                 return 0.5
     return 1.0
 
@@ -69,7 +74,9 @@ def _soon(reading: Reading) -> bool:
 
 
 def _costs(reading: Reading) -> bool:
-    return any("费用" in token.senses or "cost" in token.senses for token in reading.tokens)
+    return any(
+        not _COSTS.isdisjoint(token.senses) or token.key[-1] in "费价钱" for token in reading.tokens if token.key
+    )
 
 
 def _asks(questions: frozenset[str]) -> frozenset[str]:

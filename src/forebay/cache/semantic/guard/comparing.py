@@ -65,7 +65,10 @@ class Verdict(NamedTuple):
 _SHORT: Final = 7
 """Tokens up to which another order alone says nothing."""
 _SOFT_SCOPES: Final = frozenset(
-    words("during again still already self both either same another all part outside always instead within permanently")
+    words(
+        "before after during again still already self both either same another all part outside always instead within "
+        "permanently temporarily"
+    )
 )
 _PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis")
 _DATES: Final = frozenset({"weekday", "month", "day", "season", "holiday", "period"})
@@ -92,6 +95,10 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     person = _person(one, other)
     scopes = list((Counter(one.scopes) - Counter(other.scopes)).elements())
     scopes += (Counter(other.scopes) - Counter(one.scopes)).elements()
+    if {"before", "after"} <= set(scopes):
+        scopes.append("order")
+    if scopes == ["most"]:
+        scopes = _without_limit(left, right)
     numbers = _numbers(left, right)
     entities = [token for token in (*left, *right) if token.sort in ("name", "id", "acronym")]
     inversions, swapped = order(one, other, aligned)
@@ -189,6 +196,16 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     return Verdict(conflict, identical, features)
 
 
+def _without_limit(left: list[Token], right: list[Token]) -> list[str]:
+    """ "At most" on one side may be "the limit" on the other, which is no leftover then."""
+    for side in (left, right):
+        for token in side:
+            if not token.senses.isdisjoint(("limit", "限额", "额度")):
+                side.remove(token)
+                return []
+    return ["most"]
+
+
 def _failing(one: Reading, other: Reading, left: list[Token], right: list[Token]) -> int:
     """1 where one side says by a word that it fails, and the other by a negation; the word is then no leftover."""
     if (one.negations + other.negations) % 2 == 0:
@@ -244,14 +261,14 @@ def _rivals(left: list[Token], right: list[Token]) -> tuple[int, str]:
         for side, facing in ((left, right), (right, left)):
             for token in side:
                 named = token.kinds & _NAMING
-                if named and (named != {"reverse"} or not weigh(facing)):
+                if named and (named - {"reverse", "aspect"} or not weigh(facing)):
                     count += 1
                     kind = kind or min(named)
     return count, kind
 
 
 _NAMING: Final = frozenset(
-    words("place country language brand weekday month day season holiday currency colour person period reverse")
+    words("place country language brand weekday month day season holiday currency colour person period reverse aspect")
 )
 
 

@@ -7,6 +7,7 @@ from operator import add
 from typing import Final, NamedTuple
 
 from forebay.cache.semantic.guard.forms import words
+from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.pieces import Piece, cut, normal
 from forebay.cache.semantic.guard.values import valued
 
@@ -122,6 +123,9 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                     tokens.append(Token("ord:1", frozenset({"ord:1"}), _NONE, "number", role, True, 1.0))
                 elif piece.text not in _COMPARING or (at + 1 < len(pieces) and pieces[at + 1].sort == "value"):
                     scopes.append(name)
+            elif what == "role" and name == "to" and _last(pieces, at):
+                arrived = LEXICON.chinese["收到"]  # 什么时候到
+                tokens.append(Token("收到", arrived.senses, arrived.kinds, "word", "", True, 1.0))
             elif what == "role":
                 role = name
                 linked = linked or name == "and"
@@ -173,6 +177,14 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
         frozenset(map(add, letters, letters[1:])),
         tuple([piece.key or piece.text for piece in pieces if piece.sort != "stop"]),
         any(piece.sort == "stop" for piece in pieces[:-1]),
+    )
+
+
+def _last(pieces: list[Piece], at: int) -> bool:
+    """到, as a verb: nothing comes after it."""
+    return pieces[at].text == "到" and all(
+        piece.sort == "stop" or (piece.entry is not None and piece.entry.sort in ("function", "question"))
+        for piece in pieces[at + 1 :]
     )
 
 
