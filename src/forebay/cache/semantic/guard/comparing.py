@@ -66,8 +66,8 @@ _SHORT: Final = 7
 """Tokens up to which another order alone says nothing."""
 _SOFT_SCOPES: Final = frozenset(
     words(
-        "before after during again still already self both either same another all part outside always instead within "
-        "permanently temporarily"
+        "before after until within since again still already self both either same another all part outside always "
+        "instead permanently temporarily"
     )
 )
 _PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis")
@@ -89,7 +89,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     antonyms, contrary = _antonyms(one, other, left, right)
     rivals, rival = _rivals(left, right)
     parity = (one.negations + other.negations + contrary + _failing(one, other, left, right)) % 2
-    question = asked_for(one, other, aligned)
+    question = asked_for(one, other)
     modality = _sets(one.modals, other.modals)
     tense = _tense(one.tenses, other.tenses)
     person = _person(one, other)

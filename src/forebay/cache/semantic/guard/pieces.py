@@ -88,8 +88,8 @@ def _cut(low: str, shown: str) -> list[Piece]:
             found[-1].acronym = acronym
         elif sort == "han":
             _segment(found, piece)
-        elif piece == "-" and found and found[-1].sort == "number" and low[match.end() : match.end() + 1].isalpha():
-            pass  # 12-month
+        elif piece == "-" and _hyphen(low, match.start()):
+            pass  # 12-month, two-factor
         else:
             found.append(Piece(sort, piece))
         begins = sort == "stop" and piece[-1] in '.?!:"'
@@ -97,6 +97,10 @@ def _cut(low: str, shown: str) -> list[Piece]:
         for one in found:
             one.name = False
     return found
+
+
+def _hyphen(low: str, at: int) -> bool:
+    return at > 0 and low[at - 1].isalnum() and low[at + 1 : at + 2].isalpha()
 
 
 def _words(found: list[Piece], word: str, name: bool) -> None:
