@@ -14,7 +14,7 @@ from forebay.cache.semantic.guard.asking import asked_for
 from forebay.cache.semantic.guard.forms import words
 from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.ordering import order, same_roles
-from forebay.cache.semantic.guard.reading import LONGEST, Reading, Token, read
+from forebay.cache.semantic.guard.reading import Reading, Token, read
 
 __all__ = ["FEATURES", "Verdict", "compare"]
 
@@ -81,6 +81,9 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     """How two questions differ. A text that is compared several times is `read` once."""
     one = read(asked) if isinstance(asked, str) else asked
     other = read(known) if isinstance(known, str) else known
+    if one.long or other.long:
+        equal = one.text == other.text
+        return Verdict("" if equal else "long", equal, (0.0,) * len(FEATURES))
     turned = other.text < one.text  # both ways are one comparison
     if turned:
         one, other = other, one
@@ -118,9 +121,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     entities = [t for t in entities if t.sort != "acronym" or minimal_pair or (weigh(left) and weigh(right))]
 
     conflict = ""
-    if max(len(one.text), len(other.text)) > LONGEST:
-        conflict = "long"
-    elif two_languages:
+    if two_languages:
         conflict = "language"
     elif numbers:
         conflict = _which_number(numbers)
