@@ -35,6 +35,7 @@ STREAMS: dict[str, tuple[list[bytes], bool]] = {
     "text": ([event({"index": 0, "text": "a", "finish_reason": "stop"}, object="text_completion"), DONE], True),
     "words that look like an end": ([event(says(content='"finish_reason":"stop" [DONE]')), LAST, DONE], True),
     "no usage, said so": ([WORD, event(says("stop"), usage=None), DONE], True),
+    "no calls, said so": ([event(says(content="Hi", tool_calls=[])), LAST, DONE], True),
     "usage": ([WORD, LAST, event(usage={"prompt_tokens": 9}), DONE], False),
     "tool calls": ([event(says(tool_calls=[CALL])), event(says("tool_calls")), DONE], False),
     "two choices": ([WORD, event(says(index=1, content="b")), LAST, event(says("stop", 1)), DONE], False),
@@ -71,6 +72,7 @@ def whole(message: Any = None, finish: Any = "stop", **more: Any) -> bytes:
 UNARY = {
     "plain": whole(usage={"prompt_tokens": 3}),
     "by length": whole(finish="length"),
+    "no calls, said so": whole({"role": "assistant", "content": "Hi", "tool_calls": []}),
     "text": b'{"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}',
     "tool calls": whole({"role": "assistant", "content": None, "tool_calls": [CALL]}, "tool_calls"),
     "bad arguments": whole({"content": "", "tool_calls": [{"function": {"arguments": "{"}}]}, "tool_calls"),

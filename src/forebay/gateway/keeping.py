@@ -84,7 +84,7 @@ def _plain_unary(body: bytes, about: About) -> Answer | None:
     message = choice.message
     if choice.finish_reason not in _PLAIN or not (message.content if message is not None else choice.text):
         return None
-    if message is not None and (message.tool_calls is not None or message.function_call is not None):
+    if message is not None and (message.tool_calls or message.function_call is not None):  # vLLM says []
         return None
     usage = msgspec.json.encode(found.usage) if found.usage is not None else b""
     return _answer(about, found, choice.finish_reason, body, usage, streamed=False)
@@ -108,7 +108,7 @@ def _plain_stream(events: bytes, about: About, usage: bytes) -> Answer | None:
             return None
         choice = choices[0]
         delta = choice.delta
-        if choice.index or (delta is not None and (delta.tool_calls is not None or delta.function_call is not None)):
+        if choice.index or (delta is not None and (delta.tool_calls or delta.function_call is not None)):
             return None
         if not says and (delta.content if delta is not None else choice.text):
             says = True
