@@ -404,6 +404,7 @@ class Caching:
         assert asked is not None
         assert facts is not None
         now = time()
+        tags, sources = x.front.kept_as
         about = About(
             id=entry_of(asked.exact),
             created=now,
@@ -414,6 +415,8 @@ class Caching:
             partition=facts.partition,
             question=asked.question,
             language=language.of(asked.question) if asked.scope else "",
+            tags=tags,
+            sources=sources,
             tokens=count.tokens,
             avoided=cost or 0,
             price=b"",
@@ -424,7 +427,7 @@ class Caching:
             found = keeping.of_unary(flight.body, about)
         elif flight.keeps and flight.streams:
             usage = msgspec.json.encode(usage_fields(x.usage)) if x.usage is not None else b""
-            found = keeping.of_stream(flight.events(), about, usage)
+            found = answers.from_stream(flight.events(), about, usage=usage, length=True)
         else:
             found = Unfit.LARGE
         why = keeping.unfit(found, self.rules, stores=part.wish.stores, bounded=part.bounded)
