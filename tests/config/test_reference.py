@@ -30,6 +30,7 @@ ENV = {
     "FEISHU_SECRET": "sesame",
     "REDIS_URL": "redis://127.0.0.1/0",
     "EMBEDDINGS_KEY": "sk-z",
+    "JUDGE_KEY": "sk-w",
 }
 
 
