@@ -63,7 +63,7 @@ def about(question: str, **fields: Any) -> dict[str, Any]:
 
 
 def ask(helped: Worker, question: str, test: str = "", **more: Any) -> Answer:
-    headers = {name: more.pop(name) for name in tuple(more) if name.startswith(("x_", "forebay"))}
+    headers = {name: more.pop(name) for name in tuple(more) if name.startswith(("x_", "forebay", "cache_"))}
     with helped.client() as client:
         client.send(request(about(question, **more), x_test=test or new_id("none"), **headers))
         return client.read()
@@ -200,6 +200,16 @@ def test_only_a_known_answer_is_looked_for_everywhere(helped: Worker) -> None:
     assert (answer.status, answer.error["code"]) == (504, "not_cached")
     helped.helper.finds = lambda find: Found(find.n, Kind.SEMANTIC, kept("known"), "feed" * 4, 0.97)
     assert ask(helped, new_id("only"), x_forebay_cache="only").get("x-forebay-cache") == "semantic"
+    helped.helper.finds = lambda find: Found(find.n, Kind.SEMANTIC, kept("known"), "feed" * 4, 0.97, ticket=4)
+    assert ask(helped, new_id("only"), x_forebay_cache="only").get("x-forebay-cache") == "semantic"
+    assert helped.helper.hears(Unanswered) == Unanswered(4)  # no engine is asked to compare, either
+
+
+def test_an_answer_that_is_older_than_is_wanted_is_none(helped: Worker, raw: RawEngine) -> None:
+    helped.helper.finds = lambda find: Found(find.n, Kind.EXACT, kept("known"), "feed" * 4)
+    answer = ask(helped, new_id("young"), play(raw, *WORDS, DONE), cache_control="max-age=60")
+    assert (answer.get("x-forebay-cache"), b'"fresh"' in answer.body) == ("miss", True)
+    helped.helper.hears(Store)
 
 
 def test_calls_of_tools_are_kept_for_equal_requests_only(helped: Worker, raw: RawEngine) -> None:
