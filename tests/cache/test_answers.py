@@ -368,6 +368,7 @@ def test_what_is_not_whole_is_not_kept(body: bytes, why: Unfit) -> None:
         (stream(HELLO[1], b'{"object":"error","message":"x"}', HELLO[-1]), Unfit.ERROR),
         (stream(b"{", HELLO[-1]), Unfit.UNREADABLE),
         (stream(b"7", HELLO[-1]), Unfit.UNREADABLE),
+        (stream(b"{},{}", *HELLO), Unfit.UNREADABLE),
         (stream(chunk({"content": "a"}, index=1), chunk({}, "stop")), Unfit.CUT),
         (stream(HELLO[1], chunk({}, "tool_calls")), Unfit.TOOL_CALL),
     ],
@@ -386,7 +387,8 @@ def test_what_is_kept_only_where_it_is_wanted() -> None:
 
 @given(
     st.lists(
-        st.sampled_from([*HELLO, chunk({"content": "\n\ndata: "}), b"{}", b"7", chunk(None, usage=USAGE)]), max_size=6
+        st.sampled_from([*HELLO, chunk({"content": "\n\ndata: "}), b"{}", b"{},{}", b"7", chunk(None, usage=USAGE)]),
+        max_size=6,
     ),
     st.booleans(),
 )

@@ -211,11 +211,11 @@ def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer
     microsecond an event. None: it is another kind."""
     if not events.startswith(b"data: ") or not events.endswith(_END) or b"\r" in events:
         return None
-    if events.count(b"\n") != 2 * events.count(_NEXT) + 2:
-        return None
     try:
         chunks = _chunks(b"[" + events[6 : -len(_END)].replace(_NEXT, b",") + b"]")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if events.count(b"\n") != 2 * len(chunks) + 2:  # an event of several lines, or a line of several values
         return None
     finish: str | None = None
     speaks = False

@@ -93,10 +93,10 @@ def evaluate(
 
     try:
         rules = Semantic(enabled=True, delta=delta)
+        pairs, rated = {name: _read(name) for name in sets}, _verifier(embedder, verifier)
         model = _open(embedder)
         try:
-            rated = _verifier(embedder, verifier)
-            results = {name: decide_all(_read(name), rules, embedder, rated, model.encode) for name in sets}
+            results = {name: decide_all(of, rules, embedder, rated, model.encode) for name, of in pairs.items()}
         finally:
             model.close()
         if plot is not None:

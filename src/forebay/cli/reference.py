@@ -375,7 +375,7 @@ configuration; `kind` is `prompt` or `completion`; `decision` is `admit`, `wait`
 `status_4xx`, `status_5xx`, `overloaded`, `error_event`, `empty_stream`, `not_json`, `not_foldable`, `coding`, `too_large`,
 `event_too_large`, `error_too_large`, `other_model`, `stalled`; `event` is why a breaker opened, `failures` or `stalled`, or
 `closed`; `prompt` is `prefill_engine` or `whole`; `reservation` is `safe`, `waited` or `degraded`; `tokens` is `all`, `believed_cached` or `cached`; `how` is `exact` or
-`estimated`, and of aborts `told`, `failed` or `left_out`; `rule` is an [alert's type](alerts.md), `receiver` its name in the configuration, `result` is `delivered`, `again`, `refused` or `dropped`, and of caches [what they had](cache.md#what-a-caller-can-ask), why an answer was not kept, or what came of a look-up; `code` is a refusal's; `state` is a state of
+`estimated`, and of aborts `told`, `failed` or `left_out`; `rule` is an [alert's type](alerts.md), `receiver` its name in the configuration, `result` is `delivered`, `again`, `refused` or `dropped`, and of caches [what they had](cache.md#what-a-caller-can-ask), why an answer was not kept, or what came of a look-up; `said` is `good` or `bad`; `code` is a refusal's; `state` is a state of
 [lifecycle.py](../src/forebay/lifecycle.py), and of engines [one of these](health.md#who-gets-requests); `process` is `supervisor`, `admin` or
 `worker-0`. A family holds at most 4,096 series a worker; what is beyond is counted under `_other`."""
     yield f"""

@@ -221,6 +221,7 @@ class Decider:
             return Choice(near=best.entry, similarity=best.cosine, score=score, why="refuted")
         passes, closed = self._passes(score, pool, own)
         trusted = pool.pool.same.labels < CLEAN if score >= IDENTICAL else pool.pool.starting(self._target)
+        trusted = trusted and self._rules.mode is Mode.BOUNDED
         share = min(1.0, EAGER * self._rules.sample) if trusted else self._rules.sample
         if passes:
             if rng.random() < share:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.cache.semantic.guard.aligning import Aligned
 from forebay.cache.semantic.guard.forms import words
 from forebay.cache.semantic.guard.reading import Reading
 
@@ -24,6 +23,10 @@ _FINE: Final = frozenset(
         ("how", "whereto"),
         ("where", "whereto"),
         ("amount", "count"),
+        ("much", "what"),
+        ("much", "count"),
+        ("much", "amount"),
+        ("much", "which"),
         ("what", "happens"),
         ("what", "what do"),
         ("what do", "how"),
@@ -31,13 +34,14 @@ _FINE: Final = frozenset(
     )
 )
 _MEASURES: Final = frozenset(words("amount count length often far old tall large heavy fast deep hot"))
-_VAGUE: Final = frozenset({"what", "which", "what do"})
+_COSTS: Final = frozenset({"cost", "费用"})
+_VAGUE: Final = frozenset({"what", "which", "what do", "much"})
 _SOON: Final = frozenset(
     words("tak arriv receiv deliver finish complet process review shipment get 收到 到账 完成 配送 办理 审核 领取 生效")
 )
 
 
-def asked_for(one: Reading, other: Reading, aligned: Aligned) -> float:
+def asked_for(one: Reading, other: Reading) -> float:
     mine, yours = _asks(one.questions), _asks(other.questions)
     if mine == yours:
         return 0.0
@@ -46,10 +50,8 @@ def asked_for(one: Reading, other: Reading, aligned: Aligned) -> float:
     if not mine.isdisjoint(yours):
         return 0.5
     both = mine | yours
-    if (mine <= _VAGUE or yours <= _VAGUE) and not {"why", "what do"} <= both:
-        for at, place in aligned.pairs:  # "what is the reason" asks why
-            if "stand-in" in (one.tokens[at].sort, other.tokens[place].sort):
-                return 0.0
+    if (mine <= _VAGUE or yours <= _VAGUE) and not {"why", "what do"} <= both and _named(one, other):
+        return 0.0
     for a in mine:
         for b in yours:
             if frozenset((a, b)) in _FINE or ({a, b} & _VAGUE and {a, b} & _MEASURES):
@@ -58,9 +60,23 @@ def asked_for(one: Reading, other: Reading, aligned: Aligned) -> float:
                 return 0.5
             if {a, b} == {"when", "length"} and _soon(one) and _soon(other):
                 return 0.5
-            if {a, b} == {"amount", "how"} and _costs(one) and _costs(other):
+            if {a, b} in ({"amount", "how"}, {"much", "how"}) and _costs(one) and _costs(other):
                 return 0.5
     return 1.0
+
+
+def _named(one: Reading, other: Reading) -> bool:
+    """What one side asks by a question word, the other names: "what is the reason" asks why."""
+    for asking, naming in ((one, other), (other, one)):
+        asked = [token for token in asking.tokens if token.sort == "stand-in"]
+        if any(
+            not token.senses.isdisjoint(name.senses)
+            for token in asked
+            for name in naming.tokens
+            if name.sort != "stand-in"
+        ):
+            return True
+    return False
 
 
 def _soon(reading: Reading) -> bool:
@@ -69,7 +85,9 @@ def _soon(reading: Reading) -> bool:
 
 
 def _costs(reading: Reading) -> bool:
-    return any("费用" in token.senses or "cost" in token.senses for token in reading.tokens)
+    return any(
+        not _COSTS.isdisjoint(token.senses) or token.key[-1] in "费价钱" for token in reading.tokens if token.key
+    )
 
 
 def _asks(questions: frozenset[str]) -> frozenset[str]:

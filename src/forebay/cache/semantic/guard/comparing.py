@@ -14,7 +14,7 @@ from forebay.cache.semantic.guard.asking import asked_for
 from forebay.cache.semantic.guard.forms import words
 from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.ordering import order, same_roles
-from forebay.cache.semantic.guard.reading import LONGEST, Reading, Token, read
+from forebay.cache.semantic.guard.reading import Reading, Token, read
 
 __all__ = ["FEATURES", "Verdict", "compare"]
 
@@ -62,8 +62,13 @@ class Verdict(NamedTuple):
     """As `FEATURES`."""
 
 
+_SHORT: Final = 7
+"""Tokens up to which another order alone says nothing."""
 _SOFT_SCOPES: Final = frozenset(
-    words("during again still already self both either same another all part outside always instead within permanently")
+    words(
+        "before after until within since again still already self both either same another all part outside always "
+        "instead permanently temporarily"
+    )
 )
 _PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis")
 _DATES: Final = frozenset({"weekday", "month", "day", "season", "holiday", "period"})
@@ -76,17 +81,27 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     """How two questions differ. A text that is compared several times is `read` once."""
     one = read(asked) if isinstance(asked, str) else asked
     other = read(known) if isinstance(known, str) else known
+    if one.long or other.long:
+        equal = one.text == other.text
+        return Verdict("" if equal else "long", equal, (0.0,) * len(FEATURES))
+    turned = other.text < one.text  # both ways are one comparison
+    if turned:
+        one, other = other, one
     aligned = align(one.tokens, other.tokens)
     left, right = aligned.left, aligned.right
     antonyms, contrary = _antonyms(one, other, left, right)
     rivals, rival = _rivals(left, right)
     parity = (one.negations + other.negations + contrary + _failing(one, other, left, right)) % 2
-    question = asked_for(one, other, aligned)
+    question = asked_for(one, other)
     modality = _sets(one.modals, other.modals)
-    tense = _sets(one.tenses, other.tenses)
+    tense = _tense(one.tenses, other.tenses)
     person = _person(one, other)
     scopes = list((Counter(one.scopes) - Counter(other.scopes)).elements())
     scopes += (Counter(other.scopes) - Counter(one.scopes)).elements()
+    if {"before", "after"} <= set(scopes):
+        scopes.append("order")
+    if scopes == ["most"]:
+        scopes = _without_limit(left, right)
     numbers = _numbers(left, right)
     entities = [token for token in (*left, *right) if token.sort in ("name", "id", "acronym")]
     inversions, swapped = order(one, other, aligned)
@@ -106,9 +121,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     entities = [t for t in entities if t.sort != "acronym" or minimal_pair or (weigh(left) and weigh(right))]
 
     conflict = ""
-    if max(len(one.text), len(other.text)) > LONGEST:
-        conflict = "long"
-    elif two_languages:
+    if two_languages:
         conflict = "language"
     elif numbers:
         conflict = _which_number(numbers)
@@ -142,8 +155,9 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         not conflict
         and same
         and not (question or modality or tense or person)
-        and bool(one.tokens)
+        and any(one.tokens[at].weight > 0.3 for at, _ in aligned.pairs)
         and same_roles(one, other, aligned)
+        and (not inversions or len(aligned.pairs) <= _SHORT)
     ) or one.text == other.text
     if identical:
         conflict = ""
@@ -155,8 +169,8 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         sequence(one.tokens, other.tokens),
         min(len(one.tokens), len(other.tokens)) / (max(len(one.tokens), len(other.tokens)) or 1),
         (len(one.tokens) + len(other.tokens)) / 20,
-        heavy_left,
-        heavy_right,
+        heavy_right if turned else heavy_left,
+        heavy_left if turned else heavy_right,
         min(heavy_left, heavy_right),
         float(sum(not token.known for token in (*left, *right))),
         in_place,
@@ -181,6 +195,16 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         float(two_languages),
     )
     return Verdict(conflict, identical, features)
+
+
+def _without_limit(left: list[Token], right: list[Token]) -> list[str]:
+    """ "At most" on one side may be "the limit" on the other, which is no leftover then."""
+    for side in (left, right):
+        for token in side:
+            if not token.senses.isdisjoint(("limit", "限额", "额度")):
+                side.remove(token)
+                return []
+    return ["most"]
 
 
 def _failing(one: Reading, other: Reading, left: list[Token], right: list[Token]) -> int:
@@ -238,14 +262,14 @@ def _rivals(left: list[Token], right: list[Token]) -> tuple[int, str]:
         for side, facing in ((left, right), (right, left)):
             for token in side:
                 named = token.kinds & _NAMING
-                if named and (named != {"reverse"} or not weigh(facing)):
+                if named and (named - {"reverse", "aspect"} or not weigh(facing)):
                     count += 1
                     kind = kind or min(named)
     return count, kind
 
 
 _NAMING: Final = frozenset(
-    words("place country language brand weekday month day season holiday currency colour person period reverse")
+    words("place country language brand weekday month day season holiday currency colour person period reverse aspect")
 )
 
 
@@ -277,7 +301,7 @@ def _which_number(numbers: list[Token]) -> str:
 
 
 def _person(one: Reading, other: Reading) -> float:
-    """0 the same, 0.5 perhaps another, 1 another person's. "My" and nothing are one, as is "your" in "how do you"."""
+    """0 the same, 0.5 perhaps another, 1 another person's. "My" and nothing are one; so are "how do you" and "I"."""
     mine, yours = (
         {"second"} & set(r.persons) if not r.questions & {"how", "fix"} else set[str]() for r in (one, other)
     )
@@ -286,6 +310,13 @@ def _person(one: Reading, other: Reading) -> float:
     if mine != yours:
         return 1.0 if "first" in (other.persons if mine else one.persons) else 0.5
     return 0.0
+
+
+def _tense(one: frozenset[str], other: frozenset[str]) -> float:
+    """As `_sets`; the present and no tense are one."""
+    if "past" in one | other and not one & other:
+        return 1.0 if one and other else 0.5
+    return _sets(one - {"present"}, other - {"present"})
 
 
 def _sets(one: frozenset[str], other: frozenset[str]) -> float:

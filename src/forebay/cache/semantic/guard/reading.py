@@ -7,19 +7,24 @@ from operator import add
 from typing import Final, NamedTuple
 
 from forebay.cache.semantic.guard.forms import words
+from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.pieces import Piece, cut, normal
 from forebay.cache.semantic.guard.values import valued
 
-__all__ = ["LONGEST", "Reading", "Token", "read"]
+__all__ = ["LONGEST", "MOST", "Reading", "Token", "read"]
 
 LONGEST: Final = 1_000
-"""Characters of a text that are looked at; longer ones are the same only where they are equal."""
+"""Characters of a text that are looked at."""
+MOST: Final = 200
+"""Tokens that are; texts with more of either are the same only where they are equal."""
 _LETTERS: Final = re.compile(r"[^\W_]+")
 _HAN: Final = re.compile(r"[\u3400-\u9fff]+")
 _NONE: Final[frozenset[str]] = frozenset()
 _COMPARING: Final = frozenset(words("under below above over beneath"))
 _SYMMETRIC: Final = frozenset({"differenc", "distanc", "区别", "距离"})
-_TENSES: Final = {"was": "past", "were": "past", "did": "past", "will": "future", "shall": "future"}
+_TENSES: Final = {"was": "past", "were": "past", "did": "past", "will": "future", "shall": "future"} | dict.fromkeys(
+    ("is", "are", "am"), "present"
+)
 _RELATIVE: Final = frozenset({"when", "where", "which", "who"})
 _CALENDAR: Final = {
     "s:3600": ("hourly", "每小时"),
@@ -70,6 +75,8 @@ class Reading(NamedTuple):
     """Everything but punctuation, in order."""
     clauses: bool
     """Several: what stands before what says less."""
+    long: bool
+    """It was not looked at to its end."""
 
 
 def read(text: str) -> Reading:
@@ -120,6 +127,9 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                     tokens.append(Token("ord:1", frozenset({"ord:1"}), _NONE, "number", role, True, 1.0))
                 elif piece.text not in _COMPARING or (at + 1 < len(pieces) and pieces[at + 1].sort == "value"):
                     scopes.append(name)
+            elif what == "role" and name == "to" and _last(pieces, at):
+                arrived = LEXICON.chinese["收到"]  # 什么时候到
+                tokens.append(Token("收到", arrived.senses, arrived.kinds, "word", "", True, 1.0))
             elif what == "role":
                 role = name
                 linked = linked or name == "and"
@@ -158,7 +168,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
     foreign = foreign or sum(piece.entry is not None for piece in latin) < 0.4 * len(latin) - 1
     return Reading(
         text,
-        tuple(tokens),
+        tuple(tokens[:MOST]),
         frozenset(questions),
         negations,
         tuple(sorted(scopes)),
@@ -171,6 +181,15 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
         frozenset(map(add, letters, letters[1:])),
         tuple([piece.key or piece.text for piece in pieces if piece.sort != "stop"]),
         any(piece.sort == "stop" for piece in pieces[:-1]),
+        len(text) > LONGEST or len(tokens) > MOST,
+    )
+
+
+def _last(pieces: list[Piece], at: int) -> bool:
+    """到, as a verb: nothing comes after it."""
+    return pieces[at].text == "到" and all(
+        piece.sort == "stop" or (piece.entry is not None and piece.entry.sort in ("function", "question"))
+        for piece in pieces[at + 1 :]
     )
 
 

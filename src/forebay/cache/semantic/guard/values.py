@@ -17,6 +17,7 @@ _MEASURE: Final = frozenset("个張张台件条本家份只支辆部款颗粒瓶
 _DAY_PARTS: Final = {"下午": 12, "晚上": 12, "傍晚": 12, "夜里": 12, "今晚": 12}
 _OF_ONE: Final = frozenset(words("which that this the another no each every any some"))
 _BEFORE_ONE: Final = frozenset(words("in within for after than about least most takes"))
+_BEFORE_MONTH: Final = frozenset(words("in of by until since last next this during"))
 _TIMES: Final = frozenset(words("second minute hour day week month year"))
 
 
@@ -73,7 +74,10 @@ def valued(pieces: list[Piece]) -> list[Piece]:
                 if piece.text != "second" or not (at and pieces[at - 1].text in ("a", "an", "per", "each", "every")):
                     key = f"ord:{position}"
             elif (month := numerals.MONTHS.get(piece.text)) is not None and (
-                (len(piece.text) > 3 and piece.text != "march") or piece.name or _beside_number(pieces, at)
+                (len(piece.text) > 3 and piece.text != "march")
+                or piece.name
+                or _beside_number(pieces, at)
+                or (at and texts[at - 1] in _BEFORE_MONTH)
             ):
                 key = f"month:{month}"
             elif piece.text == "half":
@@ -142,7 +146,7 @@ def _date(text: str) -> list[Piece]:
 def _half(texts: list[str], at: int) -> tuple[str, int]:
     """half an hour, half a year, half hour."""
     after = at + 2 if texts[at + 1 : at + 2] in (["a"], ["an"]) else at + 1
-    if after < len(texts) and (unit := stem(texts[after])) in numerals.UNITS:
+    if after < len(texts) and (unit := stem(texts[after].removeprefix("an ").removeprefix("a "))) in numerals.UNITS:
         return numerals.quantity(0.5, unit), after + 1 - at
     return "0.5", 1
 
@@ -160,7 +164,7 @@ def _han(pieces: list[Piece], texts: list[str], at: int) -> tuple[str, int]:
         for used in (2, 3):
             unit = "".join(texts[at + 1 : at + used])
             if unit in numerals.UNITS:
-                return numerals.quantity(0.5, unit), used
+                return numerals.quantity(1.5 if at and texts[at - 1] == "一个" else 0.5, unit), used
     return "", 1
 
 

@@ -1,0 +1,125 @@
+"""What the guard says of pairs of questions: traps of each kind, and questions that differ in nothing but form."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.cache.semantic.guard import FEATURES, compare, read
+
+PAIRS = Path(__file__).parents[4] / "benchmarks" / "cache" / "pairs"
+
+TRAPS = [
+    ("number", "发票怎么开", "第 2 张发票怎么开"),
+    ("number", "三天内可以退货吗", "七天内可以退货吗"),
+    ("number", "How do I install Python 3.1?", "How do I install Python 3.10?"),
+    ("number", "Can I use two coupons?", "Can I use 3 coupons?"),
+    ("number", "Is it $5 a month?", "Is it $15 a month?"),
+    ("unit", "How long is 5 km?", "How long is 5 kg?"),
+    ("date", "Are you open at 3 pm?", "Are you open at 5 pm?"),
+    ("date", "周三几点开门", "周四几点开门"),
+    ("date", "Are you open on Monday?", "Are you open on Tuesday?"),
+    ("id", "Where is order A1234?", "Where is order A1243?"),
+    ("id", "How do I learn C++?", "How do I learn C#?"),
+    ("negation", "怎么开具发票", "怎么不开具发票"),
+    ("negation", "How do I get an invoice?", "How do I not get an invoice?"),
+    ("negation", "Can I log in?", "Why can't I log in?"),
+    ("antonym", "How do I turn on the light?", "How do I turn the light off?"),
+    ("antonym", "如何提高信用卡额度", "如何降低信用卡额度"),
+    ("antonym", "手机号怎么绑定", "手机号怎么解绑"),
+    ("entity", "日本签证怎么办理", "韩国签证怎么办理"),
+    ("entity", "How do I cancel my Netflix subscription?", "How do I cancel my subscription?"),
+    ("order", "从北京到上海的机票", "从上海到北京的机票"),
+    ("order", "张三借给李四", "李四借给张三"),
+    ("order", "Does Google own YouTube?", "Does YouTube own Google?"),
+    ("order", "Do you ship to Canada?", "Do you ship from Canada?"),
+    ("order", "2 adults and 3 children", "3 adults and 2 children"),
+    ("order", "李四被张三欠了多少钱", "李四欠张三多少钱"),
+    ("scope word", "Can users delete files?", "Can only users delete files?"),
+    ("scope word", "怎么删除照片", "怎么删除所有照片"),
+    ("scope word", "Should I eat before training?", "Should I eat after training?"),
+    ("question type", "When was the telephone invented?", "Who invented the telephone?"),
+    ("question type", "机票改签要多久", "机票改签要多少钱"),
+    ("question type", "可以在家办公吗", "怎么申请在家办公"),
+    ("modality", "Can I bring my dog?", "Must I bring my dog?"),
+    ("person", "What is my name?", "What is your name?"),
+    ("tense", "Is the store open?", "Was the store open?"),
+    ("word", "How do I wash a tie?", "How do I knot a tie?"),
+    ("narrower", "Is there parking near the clinic?", "Is there covered parking near the clinic?"),
+    ("word", "信用卡怎么激活", "信用卡怎么申请"),
+    ("entity", "怎么修改昵称", "怎么修改用户名"),
+    ("language", "怎么开具发票", "How do I get an invoice?"),
+    ("long", "a " * 2_000, "a " * 2_001),
+]
+SAME = [
+    ("怎么开具发票", "发票如何开"),
+    ("请问怎么开具发票？", "怎么开具发票"),
+    ("ＷｉＦｉ怎么连接", "wifi怎么连接"),
+    ("能不能退款", "可以退款吗"),
+    ("这个送不送货", "这个送货吗"),
+    ("登录不了怎么办", "无法登录怎么处理"),
+    ("密码忘了怎么办", "忘记密码怎么处理"),
+    ("1小时30分钟够吗", "90分钟够吗"),
+    ("手机号怎么解绑", "怎样解除手机号的绑定"),
+    ("什么时候发货", "几时寄出"),
+    ("北京到上海的火车票多少钱", "从北京去上海的火车票要多少钱"),
+    ("How do I reset my password?", "What are the steps to reset my password?"),
+    ("How do I reset my pasword", "how can i reset my password??"),
+    ("What is the reason for the delay?", "Why the delay?"),
+    ("The item is unavailable", "The item is not available"),
+    ("Is it 1.5 hours?", "is it ninety minutes"),
+    ("How do I switch notifications off?", "How do I turn off notifications?"),
+    ("Is delivery possible within 24 hours?", "Hi, is delivery possible within 24 hours? Thanks!"),
+]
+
+
+@pytest.mark.parametrize(("conflict", "a", "b"), TRAPS)
+def test_a_difference_that_changes_the_answer_is_named(conflict: str, a: str, b: str) -> None:
+    assert (compare(a, b).conflict, compare(a, b).identical) == (conflict, False)
+    assert compare(b, a).conflict == conflict
+
+
+@pytest.mark.parametrize(("a", "b"), SAME)
+def test_questions_that_differ_in_form_alone_are_identical(a: str, b: str) -> None:
+    for one, other in ((a, b), (b, a)):
+        verdict = compare(one, other)
+        assert (verdict.conflict, verdict.identical) == ("", True)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_no_written_trap_is_identical(language: str) -> None:
+    with (PAIRS / f"guard_{language}.tsv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    taken = [(row["a"], row["b"]) for row in rows if row["label"] == "0" and compare(row["a"], row["b"]).identical]
+    assert len(rows) > 600
+    assert taken == []
+    refused = [row for row in rows if row["label"] == "1" and compare(row["a"], row["b"]).conflict]
+    assert len(refused) < 0.2 * sum(row["label"] == "1" for row in rows)
+
+
+def test_what_was_read_once_compares_as_the_text_does() -> None:
+    a, b = "How do I reset my password?", "怎么开具发票"
+    assert compare(read(a), read(b)) == compare(a, b)
+    assert len(compare(a, b).features) == len(FEATURES) == len(set(FEATURES))
+
+
+@pytest.mark.parametrize("text", ["", " ", "😀", "?!", "的", "the", "ไทย ภาษา", "\ud800", "1" * 500, "a-" * 700])
+def test_odd_texts_are_the_same_as_themselves_and_as_nothing_else(text: str) -> None:
+    assert compare(text, text).identical
+    other = compare(text, "How do I reset my password?")
+    assert not other.identical
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=80), st.text(alphabet="不 怎么开关发票1二3年月 no t on off to from A B 2.5k$%", max_size=60))
+def test_any_text_has_a_verdict_and_it_is_the_same_both_ways(a: str, b: str) -> None:
+    assert compare(a, a).identical
+    assert compare(b, b).identical
+    there, back = compare(a, b), compare(b, a)
+    assert there[:2] == back[:2]
+    assert not (there.identical and there.conflict)
+    assert all(0 <= value < 1_000 for value in there.features)
