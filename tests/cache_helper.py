@@ -96,11 +96,11 @@ def helper(state_dir: Path, *, env: dict[str, str] | None = None, **cache: Any) 
 
 
 def config_of(state_dir: Path, **cache: Any) -> str:
-    listeners = cache.pop("listeners", [{"address": "127.0.0.1:1"}])
+    given = {name: cache.pop(name) for name in ("database", "listeners") if name in cache}
     section = {"enabled": True, "semantic": {"enabled": True, "budget": 5.0, "sample": 1e-9}, **cache}
     config = {
         "state_dir": str(state_dir),
-        "listeners": listeners,
+        **given,
         "engines": [{"name": "e", "url": "http://127.0.0.1:1"}],
         "cache": section,
     }

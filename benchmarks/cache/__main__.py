@@ -17,8 +17,10 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 PARTS = MappingProxyType(
     {
         "latency": "benchmarks.cache.latency",
+        "prefix": "benchmarks.cache.prefix",
         "pairs": "benchmarks.cache.labelled",
         "stream": "benchmarks.cache.stream",
+        "stores": "benchmarks.cache.stores",
     }
 )
 """Each is a module with `measure(console) -> (figures, what fell short)`; its docstring's first line is its title.

@@ -106,6 +106,7 @@ FAMILIES = (
     ),
     counted("bypasses", ("why",), (("time",), 9.0), (("tools",), 2.0)),
     counted("saved_tokens", ("model", "kind"), (("chat", "prompt"), 1_000.0), (("chat", "completion"), 2_345.0)),
+    counted("background", ("why",), (("sampled",), 12.0)),
     counted("saved_nano", ("model",), (("chat",), 1.5e9)),
     counted("saved_milliseconds", ("model",), (("chat",), 90_000.0)),
     counted("bytes", (), ((), 2_097_152.0), kind="gauge"),
@@ -201,6 +202,9 @@ def test_an_operator_sees_inspects_and_purges(
     assert "2.0 MiB" in out
     assert "number 120, threshold 60, negation 15, other 5" in out
     assert "certified ≥ 0.871" in out
+    assert (
+        "2.5 s of looking up and 3.5 s of keeping and comparing in the helper process; sampled 12 engine calls" in out
+    )
     assert "0.24% (0.01% - 0.93%)" in out
     assert "Store: disk (ok), 640 answers, 3.0 MiB of 1.0 GiB." in out
     code, out, _ = cli(capsys, state_dir, "stats", "--json")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from forebay.cache import answers
+from forebay.cache import answers, packing
 from forebay.cache.answers import (
     About,
     Answer,
@@ -20,6 +20,7 @@ from forebay.cache.answers import (
     as_events,
     as_json,
     as_stream,
+    bytes_of,
     from_stream,
     from_unary,
     text_of,
@@ -112,7 +113,7 @@ def chunks_of(events: list[bytes]) -> list[ChatCompletionChunk]:
 def test_a_stream_comes_back_byte_for_byte_but_for_its_id() -> None:
     events = stream(*HELLO)
     answer = kept(from_stream(events, ABOUT, usage=msgspec.json.encode(USAGE)))
-    assert answer.body == events
+    assert bytes_of(answer) == events
     again = as_stream(answer, "chatcmpl-2", include_usage=False)
     assert again == events.replace(b"chatcmpl-1", b"chatcmpl-2")
     assert as_stream(answer, "chatcmpl-1", include_usage=False) == events
@@ -230,8 +231,8 @@ def test_turned_twice_it_says_the_same(content: str, reasoning: str, calls: bool
         return
     answer = kept(found)
     events = turned(answer, streamed=True)
-    assert json.loads(turned(events, streamed=False).body) == whole
-    again = kept(from_stream(events.body, ABOUT, usage=answer.usage))
+    assert json.loads(bytes_of(turned(events, streamed=False))) == whole
+    again = kept(from_stream(bytes_of(events), ABOUT, usage=answer.usage))
     assert (again.body, again.calls, again.finish_reason) == (events.body, answer.calls, answer.finish_reason)
     assert text_of(again) == text_of(answer)
 
@@ -308,7 +309,7 @@ def test_tool_calls_and_reasoning_stay_intact() -> None:
     )
     answer = kept(from_stream(events, ABOUT))
     assert answer.calls
-    assert answer.body == events
+    assert bytes_of(answer) == events
     message = ChatCompletion.model_validate_json(as_json(answer, "x")).choices[0].message
     assert message.tool_calls is not None
     call = message.tool_calls[0]
@@ -367,6 +368,7 @@ def test_what_is_not_whole_is_not_kept(body: bytes, why: Unfit) -> None:
         (stream(HELLO[1], b'{"object":"error","message":"x"}', HELLO[-1]), Unfit.ERROR),
         (stream(b"{", HELLO[-1]), Unfit.UNREADABLE),
         (stream(b"7", HELLO[-1]), Unfit.UNREADABLE),
+        (stream(b"{},{}", *HELLO), Unfit.UNREADABLE),
         (stream(chunk({"content": "a"}, index=1), chunk({}, "stop")), Unfit.CUT),
         (stream(HELLO[1], chunk({}, "tool_calls")), Unfit.TOOL_CALL),
     ],
@@ -385,7 +387,8 @@ def test_what_is_kept_only_where_it_is_wanted() -> None:
 
 @given(
     st.lists(
-        st.sampled_from([*HELLO, chunk({"content": "\n\ndata: "}), b"{}", b"7", chunk(None, usage=USAGE)]), max_size=6
+        st.sampled_from([*HELLO, chunk({"content": "\n\ndata: "}), b"{}", b"{},{}", b"7", chunk(None, usage=USAGE)]),
+        max_size=6,
     ),
     st.booleans(),
 )
@@ -393,6 +396,27 @@ def test_the_quick_way_agrees_with_the_slow_one(chunks: list[bytes], done: bool)
     events = stream(*chunks, done=done)
     slow = from_stream(b": slow\n\n" + events, ABOUT)  # a comment is not of the common kind
     assert from_stream(events, ABOUT) == slow
+
+
+def test_a_stream_takes_little_more_than_its_words() -> None:
+    """As engines say it, with thoughts before the words and calls behind them."""
+    words = [f'word{n} "q" 好\n' for n in range(300)]
+    thoughts = [chunk({"reasoning_content": word}) for word in words]
+    calls = [chunk({"tool_calls": [{"index": 0, "function": {"arguments": "1"}}]}) for _ in range(300)]
+    events = stream(HELLO[0], *thoughts, *(chunk({"content": word}) for word in words), *calls, chunk({}, "stop"))
+    answer = kept(from_stream(events, ABOUT, tool_calls=True))
+    assert bytes_of(answer) == events
+    assert len(answer.repeated) == 3
+    assert len(answer.body) < 0.15 * len(events)
+    again = as_stream(answer, "chatcmpl-2", include_usage=False)
+    assert again == events.replace(b"chatcmpl-1", b"chatcmpl-2")
+    assert bytes_of(turned(turned(answer, streamed=False), streamed=True)) != b""
+
+
+@given(st.lists(st.sampled_from([*HELLO * 2, chunk({"content": 'a\\"\n'}), b"data: ", b'"content":"', b"\0", b"\x01"])))
+def test_packing_loses_nothing(parts: list[bytes]) -> None:
+    for events in (stream(*parts), b"".join(parts), b"\n\n".join(parts)):
+        assert packing.unpack(*packing.pack(events)) == events
 
 
 @given(st.binary(max_size=80))

@@ -25,6 +25,16 @@ TAKEN = {
         "上周发生了什么",
         "他多大了",
         "还有多少天放假",
+        "what is trending on twitter",
+        "Is the service down?",
+        "are there any outages?",
+        "which team is leading the league",
+        "when is the next train to Boston?",
+        "How much is bitcoin worth?",
+        "现任美国总统是谁",
+        "世界杯谁赢了",
+        "下一班地铁几点",
+        "服务器挂了吗",
     ),
     intent.PERSONAL: (
         "What is my balance?",
@@ -45,8 +55,11 @@ TAKEN = {
         "我欠多少钱",
         "我的退款到账了吗",
         "我叫什么名字",
+        "Do I have any unread messages?",
+        "check the status of my order",
+        "我有哪些待办",
     ),
-    intent.PLACE: ("restaurants near me", "where is the nearest ATM", "附近有什么好吃的"),
+    intent.PLACE: ("restaurants near me", "where is the nearest ATM", "附近有什么好吃的", "离我最近的医院"),
     intent.CHANCE: (
         "generate a strong password",
         "give me a random number between 1 and 10",
@@ -54,6 +67,10 @@ TAKEN = {
         "随机给我一个数字",
         "帮我生成一个密码",
         "抛硬币",
+        "tell me a joke",
+        "surprise me",
+        "给我来个笑话",
+        "换一个",
     ),
 }
 FREE = (
@@ -89,6 +106,15 @@ FREE = (
     "在哪里查看我的账单",
     "写一篇新闻稿",
     "我想退货",
+    "What is the latest date I can return an item?",
+    "How do I get the current date in Python?",
+    "sql query to get yesterday's orders",
+    "Python怎么获取今天的日期",
+    "银行几点下班",
+    "请把这句话翻译成英文：我的余额是多少",
+    "Do I have to pay tax on this?",
+    "Who wrote War and Peace?",
+    "how to set a new name for the card",
 )
 
 

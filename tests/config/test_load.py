@@ -179,6 +179,9 @@ BAD = [
     Bad("database with a word for a port", "database: postgresql://u:geheim@h:port/x\n",
         [f"1: database: the port is not a number (allowed {DATABASE})"]),
     Bad("database that is no URL", "database: geheim\n", [f"1: database: not a URL (allowed {DATABASE})"]),
+    Bad("pgvector without a PostgreSQL", "cache:\n  enabled: true\n  semantic: {enabled: true, index: pgvector}\n"
+        "database: sqlite:////x\n",
+        ["3: cache.semantic.index: pgvector needs a PostgreSQL in `database`: postgresql://user:password@host/name"]),
     Bad("database in memory", "database: sqlite://\n",
         [f"1: database: an SQLite URL names a file, after three slashes (allowed {DATABASE})"]),
     Bad("state_dir too long for sockets", f"state_dir: /{'x' * 90}\n",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from e2e.client import Answer, chat, events, new_id, request
 from e2e.engine import (
@@ -204,6 +205,23 @@ def test_an_equal_request_gets_the_known_answer_in_the_form_it_asks_for(
     stranger = cached.ask(about(question, stream=came), key=STRANGER, x_test=test)
     assert stranger.get("x-forebay-cache") == "miss"
     assert len(raw.requests(test)) == 2
+
+
+def test_the_openai_sdk_reads_what_is_known(cached: Gateway, raw: RawEngine) -> None:
+    test = new_id("sdk")
+    raw.scripts[test] = streams(ROLE, *said("Hel", "lo"), event(USAGE_CHUNK), DONE)
+    asked: dict[str, Any] = {"model": "raw", "messages": [{"role": "user", "content": new_id("question")}]}
+    url = f"http://127.0.0.1:{cached.ports[0]}/v1"
+    with OpenAI(api_key=MINE, base_url=url, max_retries=0, default_headers={"x-test": test}) as client:
+        for _ in range(2):
+            found = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+            chunks = list(found)
+            assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello"
+            assert chunks[-1].usage is not None
+            assert chunks[-1].usage.total_tokens == USAGE["total_tokens"]
+        whole = client.chat.completions.create(**asked)
+        assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("Hello", "stop")
+    assert len(raw.requests(test)) == 1
 
 
 def test_a_hundred_at_once_are_one_engine_call_and_a_hundred_equal_streams(cached: Gateway, raw: RawEngine) -> None:

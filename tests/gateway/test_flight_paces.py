@@ -74,9 +74,9 @@ class Client:
 
     stream, hides_usage, ended, waits = True, True, False, False
 
-    def __init__(self, flight: Flight, cls: Class = Class.NORMAL) -> None:
+    def __init__(self, flight: Flight, cls: Class = Class.NORMAL, *, http10: bool = False) -> None:
         self.outlet = Outlet()
-        self.reply = self.outlet.reply = Reply(self.outlet, Request(b"POST", b"/", b"", [], {}, Peer("x"), False))
+        self.reply = self.outlet.reply = Reply(self.outlet, Request(b"POST", b"/", b"", [], {}, Peer("x"), http10))
         self.reply.on_gone = self.client_gone
         self.front = SimpleNamespace(class_=cls)
         self.flight, self.attempts, self.refusal = flight, 0, None
@@ -269,6 +269,18 @@ def test_whoever_joins_late_hears_it_from_the_beginning_and_not_where_that_is_lo
     assert not house.flight.takes(10)
     house.ends()
     assert late.outlet.body == b"".join(PIECES)
+
+
+def test_http_1_0_gets_the_same_bytes_without_chunks() -> None:
+    house = House(1)
+    old = Client(house.flight, http10=True)
+    house.flight.sit(old)  # type: ignore[arg-type]
+    house.shared.start(200, b"")
+    for piece in PIECES:
+        house.shared.write(piece)
+    house.ends()
+    assert b"".join(old.outlet.out).partition(b"\r\n\r\n")[2] == b"".join(PIECES)
+    assert old.reply.sent == sum(map(len, old.outlet.out))
 
 
 def test_one_of_a_better_class_leads_instead_of_one_that_waits() -> None:

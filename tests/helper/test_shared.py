@@ -9,6 +9,7 @@ import pytest
 
 from cache_helper import helper, peer
 from forebay.cache.messages import Kind, Purge, Purged
+from postgres_server import Postgres
 from redis_server import RedisServer
 
 pytestmark = pytest.mark.books
@@ -75,6 +76,26 @@ def test_an_index_that_hosts_share(redis_server: RedisServer, tmp_path: Path) ->
                 redis_server.thaw()
 
     with helper(tmp_path / "a", **shared), helper(tmp_path / "b", **shared):
+        asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_an_index_and_answers_in_postgresql(postgres: Postgres, tmp_path: Path) -> None:
+    url = postgres.new()
+    shared = {"disk_bytes": 0, "semantic": {**ON, "index": "pgvector"}}
+
+    async def story() -> None:
+        async with peer(tmp_path / "a") as here, peer(tmp_path / "b") as there:
+            entry = await here.keep("怎么开具发票", "在订单页面。", exact=b"x" * 16)
+            assert (await there.find("", exact=b"x" * 16)).entry == entry
+            found = await there.find("发票如何开")
+            assert (found.kind, found.entry) == (Kind.SEMANTIC, entry)
+            assert (await there.find("发票如何不开")).kind is Kind.MISS
+            assert (await there.find("发票如何开", partition="other/chat")).kind is Kind.MISS
+            assert (await there.ask(Purge(0), Purged)).count == 1
+            assert (await here.find("怎么开具发票", exact=b"x" * 16)).kind is Kind.MISS
+
+    here = helper(tmp_path / "a", database=url, **shared)
+    with here, helper(tmp_path / "b", database=url, **shared):
         asyncio.run(asyncio.wait_for(story(), 60))
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.api import folding, openai
+from forebay.cache import packing
 from forebay.ledger.tokens import NO_TOKENS, Tokens
 from forebay.wire import sse
 
@@ -85,7 +86,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a1", gc=False):
     chat: bool
     """Else a completion."""
     streamed: bool
-    """How it came, and `body` is: events, [DONE] last; else JSON."""
+    """How it came, and `body` is: events, [DONE] last, as `packing` keeps them; else JSON."""
     finish_reason: str
     """Of the first choice."""
     calls: bool
@@ -95,11 +96,14 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a1", gc=False):
     body: bytes
     usage: bytes
     """JSON; b"": the engine said none."""
+    repeated: tuple[bytes, ...] = ()
+    """What is left out of `body`."""
 
     @property
     def size(self) -> int:
         """Bytes it takes in memory, about."""
-        return _AROUND + len(self.body) + 2 * len(self.question) + len(self.price) + len(self.usage)
+        texts = len(self.body) + len(self.price) + len(self.usage) + sum(map(len, self.repeated))
+        return _AROUND + texts + 2 * len(self.question)
 
     def fresh(self, now: float) -> bool:
         return now < self.created + self.ttl
@@ -207,11 +211,11 @@ def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer
     microsecond an event. None: it is another kind."""
     if not events.startswith(b"data: ") or not events.endswith(_END) or b"\r" in events:
         return None
-    if events.count(b"\n") != 2 * events.count(_NEXT) + 2:
-        return None
     try:
         chunks = _chunks(b"[" + events[6 : -len(_END)].replace(_NEXT, b",") + b"]")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if events.count(b"\n") != 2 * len(chunks) + 2:  # an event of several lines, or a line of several values
         return None
     finish: str | None = None
     speaks = False
@@ -232,6 +236,7 @@ def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer
     unfit = _fault_of({"finish_reason": finish, "text": speaks}, [], length=length)
     if unfit is not None:
         return unfit
+    body, repeated = packing.pack(events)
     return Answer(
         **_told(about),
         chat=first.object != "text_completion",
@@ -239,8 +244,9 @@ def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer
         finish_reason=finish or "",
         calls=False,
         answer_id=first.id,
-        body=events,
+        body=body,
         usage=usage,
+        repeated=repeated,
     )
 
 
@@ -283,6 +289,7 @@ def _kept(
     said = whole.get("usage")
     if said is not None:
         usage = _encode(said)
+    body, repeated = packing.pack(body) if streamed else (body, ())
     return Answer(
         **_told(about),
         chat=whole.get("object") != "text_completion",
@@ -292,6 +299,7 @@ def _kept(
         answer_id=str(whole.get("id") or ""),
         body=body,
         usage=usage,
+        repeated=repeated,
     )
 
 
@@ -362,13 +370,18 @@ def turned(answer: Answer, *, streamed: bool) -> Answer:
     """The same answer as if it had come that way."""
     if answer.streamed == streamed:
         return answer
-    body = _unfolded(answer) if streamed else _folded(answer)
-    return msgspec.structs.replace(answer, streamed=streamed, body=body)
+    body, repeated = packing.pack(_unfolded(answer)) if streamed else (_folded(answer), ())
+    return msgspec.structs.replace(answer, streamed=streamed, body=body, repeated=repeated)
+
+
+def bytes_of(answer: Answer) -> bytes:
+    """As it came: all of its events, or its JSON."""
+    return packing.unpack(answer.body, answer.repeated)
 
 
 def _folded(answer: Answer) -> bytes:
     fold = folding.Fold(1 << 40)
-    for event in sse.split(answer.body):
+    for event in sse.split(bytes_of(answer)):
         data = sse.data_of(event)
         if data is not None and data != DONE:
             fold.add(folding.read(data), len(data))
@@ -443,9 +456,14 @@ def _pieces(text: str) -> list[str]:
 def _renamed(answer: Answer, answer_id: str) -> bytes:
     """JSON strings cannot contain the pattern: their quotes are escaped."""
     if not answer.answer_id:
-        return answer.body
+        return bytes_of(answer)
     old, new = _encode(answer.answer_id), _encode(answer_id)
-    return answer.body.replace(b'"id":' + old, b'"id":' + new).replace(b'"id": ' + old, b'"id": ' + new)
+    names = ((b'"id":' + old, b'"id":' + new), (b'"id": ' + old, b'"id": ' + new))
+    body, *repeated = (answer.body, *answer.repeated)
+    for theirs, ours in names:
+        body = body.replace(theirs, ours)
+        repeated = [between.replace(theirs, ours) for between in repeated]
+    return packing.unpack(body, tuple(repeated))
 
 
 def text_of(answer: Answer) -> str:

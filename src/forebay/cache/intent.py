@@ -28,7 +28,9 @@ def _words(text: str) -> frozenset[str]:
 _TIME_WORDS: Final = _words(
     "today today's todays tonight tonight's tomorrow tomorrow's yesterday yesterday's now currently nowadays recently "
     "lately latest newest recent current this last next present moment breaking live news headlines weather forecast "
-    "still until till ago left old time date day month year rate rates price prices these"
+    "still until till ago left old time date day month year rate rates price prices these trending worth score winning "
+    "leading won down offline delayed sold outage outages delay delays maintenance incident incidents update updates "
+    "stock online up"
 )
 _ORDER_WORDS: Final = _words(
     "show tell give list read check get find pull look fetch see display retrieve open view track summarize summarise "
@@ -36,6 +38,7 @@ _ORDER_WORDS: Final = _words(
 )
 _PLACE_WORDS: Final = _words("near nearby nearest close closest around next my")
 _CHANCE_WORDS: Final = _words(
+    "joke riddle story fact another more different new surprise number card word letter color colour name "
     "random randomly password passwords passphrase passphrases uuid uuids guid guids dice die coin lottery key keys "
     "token tokens secret secrets"
 )
@@ -44,7 +47,8 @@ _NO_WORD: Final = str.maketrans(dict.fromkeys('\t\n\r!"#$%&()*+,-./:;<=>?@[]^_`{
 
 _ENGLISH_TIME: Final = re.compile(
     r"\b(?:"
-    r"today'?s?|tonight(?:'s)?|tomorrow(?:'s)?|yesterday(?:'s)?|currently|nowadays|recently|lately|latest|newest|"
+    r"today'?s?|tonight(?:'s)?|tomorrow(?:'s)?|yesterday(?:'s)?|currently|nowadays|recently|lately|"
+    r"latest(?! (?:date|time|day) (?:i|we|you|to|by|that|for)\b)|newest|trending|"
     r"most recent|recent (?:news|events?|changes?|updates?|releases?|developments?|versions?)|"
     r"now(?! that\b| on\b|here)|these days|at (?:the moment|present|this (?:moment|time))|as of this|"
     r"this (?:morning|afternoon|evening|week|weekend|month|quarter|year|season|summer|winter|spring|autumn|fall)|"
@@ -56,6 +60,13 @@ _ENGLISH_TIME: Final = re.compile(
     r"record|trends?|exchange|offers?|deals?|promotions?|wait|inventory|stock|season|phase|release)|"
     r"what(?:'s| is)? (?:the )?(?:exact )?(?:time|date|day|month|year) (?:is (?:it|this)|it is|in \w+)|"
     r"what(?: is|'s) the (?:time|date)$|"
+    r"next (?:train|bus|flight|tram|ferry|holiday|match|game|election|eclipse|full moon|episode|release|launch)|"
+    r"how much (?:is|are) (?:\w+ ){1,3}worth|what(?:'s| is) the score|who(?:'s| is) (?:winning|leading|ahead)|"
+    r"leading the (?:league|race|polls?)|who won (?:the )?(?:last )?(?:game|match|election|race|cup|super bowl|"
+    r"world cup|championship|primary|debate|vote)(?! (?:in|of) \d)|"
+    r"(?:is|are) there (?:any |an? )?(?:known |current )?(?:outages?|delays?|maintenance|incidents?|updates?)|"
+    r"(?:is|are) (?!there|it possible)(?:[\w.-]+ ){1,4}(?:down|offline|delayed|sold out|out of stock|back online|up)"
+    r"(?= *\W*$)|"
     r"breaking|live (?:score|scores|price|prices|updates?|stream|news|traffic)|news|headlines|weather|forecast|"
     r"(?:\d+|a few|some|many|two|three|four|five|six|ten|an?) (?:minutes?|hours?|days?|weeks?|months?) ago|"
     r"(?:days|weeks|months|hours|minutes|long|time) (?:left |remaining )?(?:until|till)|"
@@ -87,6 +98,8 @@ _ENGLISH_MY: Final = re.compile(
 _ENGLISH_I: Final = re.compile(
     r"\b(?:(?:what|which|when|where|who|how much|how many)\b.{0,40}\b(?:do i (?:owe|earn|have(?! to\b))|have i\b|"
     r"did i\b|am i\b)|how (?:much|many)\b.{0,40}\bi (?:owe|spent|spend|earned|have left|ordered|bought|paid)|"
+    r"do i (?:still )?have (?:any |an? |some |enough )?(?:\w+ ){0,2}(?:messages?|emails?|mail|meetings?|appointments?|"
+    r"notifications?|orders?|bookings?|invoices?|bills?|points|credits?|refunds?|tickets?)(?= *\W*$)|"
     r"who am i|where (?:am i|do i live)|how old am i|do i (?:still )?(?:owe|qualify)|am i (?:eligible|registered|"
     r"enrolled|subscribed|approved|overdrawn)|have i (?:paid|been|got|reached|received)|"
     r"(?:remember|know) who i am)(?!\w)"
@@ -94,9 +107,8 @@ _ENGLISH_I: Final = re.compile(
 _ENGLISH_ORDER: Final = re.compile(
     r"(?:^\W*|[.!?,;:\n] *|\b(?:please|can you|could you|will you|would you|i want to|i need to|i would like to|"
     r"i'd like to|let me|just|and|then) +)(?:please )?(?:show|tell|give|list|read|check|get|find|pull up|look up|"
-    r"fetch|see|display|retrieve|open|view|track|summari[sz]e|compare)(?: me| us)?(?: all| about)?(?: of)? my "
-    + _OWN
-    + r"\b"
+    r"fetch|see|display|retrieve|open|view|track|summari[sz]e|compare)(?: me| us)?(?: all| about)?(?: of)? "
+    r"(?:the (?:status|details|balance|history|progress|number|total|list|summary) of )?my " + _OWN + r"\b"
 )
 _ENGLISH_PLACE: Final = re.compile(
     r"\b(?:near(?:est|by)?|close(?:st)?|around|next) (?:to )?(?:me|here|us|my)\b|\bnearby\b|"
@@ -106,7 +118,10 @@ _ENGLISH_PLACE: Final = re.compile(
 _ENGLISH_CHANCE: Final = re.compile(
     r"\b(?:generate|give me|pick|choose|create|make(?: up)?|suggest|roll|flip|toss|draw|produce|spin|throw)\b.{0,40}"
     r"\b(?:random\w*|passwords?|passphrases?|uuids?|guids?|dice|die|coin|lottery|"
-    r"(?:api|secret|access|encryption) keys?|tokens?|secrets?)\b"
+    r"(?:api|secret|access|encryption) keys?|tokens?|secrets?)\b|"
+    r"\btell me (?:an?|another|some) (?:\w+ )?(?:jokes?|riddles?|story|stories|facts?)\b|\bsurprise me\b|"
+    r"\b(?:give|tell|show|write) me (?:another|one more|a different|a new) (?:one|joke|riddle|story|idea|version)\b|"
+    r"\b(?:pick|choose|think of|guess) (?:an?|any) (?:number|card|colou?r|word|letter)\b"
 )
 _HOW: Final = re.compile(
     r"\bhow (?:do|does|can|could|should|would|to|may|might|must)\b|\bwhere (?:do|can|should|could) i\b|"
@@ -116,13 +131,15 @@ _HOW: Final = re.compile(
 
 _CHINESE_TIME: Final = re.compile(
     "今天|今日|今晚|今早|今夜|今年|明天|明日|明早|明晚|明年|昨天|昨日|昨晚|昨夜|前天|后天(?!性|的?培养|努力|习得)|去年|"
-    "前年|后年|本周|这周|这一?个?(?:星期|礼拜)|上周|下周|上个?(?:星期|礼拜)|下个?(?:星期|礼拜)|周末(?=.*[吗?？])|"
+    "前年|后年|本周|这周|这一?个?(?:星期|礼拜)|上周|下周|上个?(?:星期|礼拜)|下个?(?:星期|礼拜)|(?:这|本|下|上)个?周末|现任|"
     "本月|这个月|上个?月|下个?月|月底|本季度?|上季度|下季度|本年度?|年底|"
     "现在(?!完成|进行|分词|时态?的?用法|主义)|目前|当前(?!目录|路径|文件|行|列|用户|分支|页|窗口|进程|线程|工作|标签|节点|元素|会话|类|对象)|"
     "眼下|此刻|此时|如今|当下|最近|近期|近日|近来|刚刚|刚才|最新|实时|即时(?!通讯|通信|编译|贴现)|"
     "几点了|几点钟了?|几号了|星期几了|周几了|天气|气温|下雨吗|下雪吗|股价|汇率(?=.*(?:多少|几))|金价|油价|房价|币价|行情|大盘|"
     "新闻(?!稿|学|专业|系|发布|传播|工作|特写|写作|体裁|标题怎么|的特点|价值)|热搜|比分|赛况|赛果|路况|限行|"
     "多大了|几岁了|多大年纪|多少岁了|还有(?:多少|几)(?:天|个?小时|分钟|个?月|周)|(?:多少|几)天后?(?:过年|放假|开学|高考)|倒计时|截至|截止(?:到|目前)|"
+    "谁(?:赢|夺冠|领先|当选)|下一班|下一?趟|"
+    "(?:系统|服务器?|网站|网络|应用|app|平台|接口)(?:是不是|是否)?(?:挂|崩|宕机|瘫痪|恢复|在?维护)(?:了|中|吗|么)|"
     "还(?:在|有|能|开|没)[^。？?，,]{0,8}(?:货|营业|开门|上映|有效|维修|维护)|停电|停水"
 )
 _OWN_ZH: Final = (
@@ -137,6 +154,7 @@ _CHINESE_PERSONAL: Final = re.compile(
     "(?:是?多少|剩(?:多少|几|余)|几[个天张笔次分件条号点]|到哪|到了哪|在哪(?!里?(?:查|看|改|找|设|修|取|申请|下载))|是(?:什么|啥|哪|谁)|"
     "什么时候|啥时候|何时|多久|了吗|了没|没有?[?？]|了么|怎么样了|咋样了|状态|到账|发货|通过|批了|好了)|"
     "(?:我|本人|我们)(?:现在|目前|还|一共|总共|今年|这个月|已经|到底){0,2}(?:欠|剩下?|有|花了?|赚了?|存了?|用了?|休了?)(?:多少|几)|"
+    "我(?:还)?有(?:哪些|什么|啥)[^，。？！?!,;；]{0,4}" + _OWN_ZH + "|"
     "我(?:是谁|叫什么|姓什么|住在?哪|几岁|多大|多高|多重|在哪(?!里?(?:可以|能|查|看|改|找|办|买|下载)))|(?:记得|认识|知道)我(?:是谁|吗|叫)?|"
     "我(?:符合|满足|有没有|有|够)[^，。？！?!,;；]{0,6}(?:条件|资格)(?:吗|么|没)"
 )
@@ -148,8 +166,20 @@ _CHINESE_PLACE: Final = re.compile(
     "(?:^|[\\s，。？！,.?!我这在找去看搜查有])附近|离(?:我|这|这里|这儿|我家)(?:最近|不远|多远)|我(?:这里|这儿|这边|所在)|我(?:们)?(?:当地|本地)"
 )
 _CHINESE_CHANCE: Final = re.compile(
-    "随机(?:选|挑|抽|生成|给|来|推荐|说|讲|出|取|产生)|(?:掷|扔|丢|投|抛|摇)(?:一?个|一?次|一?下)?(?:骰子|色子|硬币)|抽(?:一?个|一?支|一?下)?签|摇号|"
+    "(?:讲|说|来)(?:一?个|一?则|一?段|点)?[^，。？！?!,;；]{0,4}(?:笑话|段子|谜语|脑筋急转弯)|随便(?:给|来|推荐|选|说|写|挑)|"
+    "(?:再|重新)(?:来|换|写|生成|出)(?:我)?(?:一?个|一?首|一?份|一?次|一?遍|一下|点)|^换一?(?:个|首|种|句)|"
+    "(?:想|选|挑|猜)(?:一?个)(?:数字|数|字母|颜色)|随机(?:选|挑|抽|生成|给|来|推荐|说|讲|出|取|产生)|(?:掷|扔|丢|投|抛|摇)(?:一?个|一?次|一?下)?(?:骰子|色子|硬币)|抽(?:一?个|一?支|一?下)?签|摇号|"
     "(?:生成|给我|来一?个|弄一?个|想一?个|设一?个|取一?个|起一?个|造一?个)[^，。？！?!,;；]{0,10}(?:密码|口令|密钥|uuid|UUID|验证码|随机)"
+)
+_GIVEN: Final = re.compile(
+    r"^.{0,40}?(?:translat|proofread|rewrite|paraphrase|correct the|翻译|润色|改写|纠正|校对).{0,80}?[:：\"“‘「『\n]",
+    re.S,
+)
+"""It brings along the text that it is about, and what that says is not asked."""
+_CODE: Final = re.compile(
+    r"\b(?:python|java|javascript|typescript|sql|mysql|postgres\w*|excel|bash|shell|linux|golang|rust|php|ruby|pandas|"
+    r"regex|cron|api|vba|c\+\+|c#|\.net|function|script|query|code)(?![a-z])|"
+    r"(?:获取|取得|得到|显示)(?:系统)?(?:当前|今天)的?(?:时间|日期)"
 )
 _HAN: Final = re.compile("[\u4e00-\u9fff]")
 
@@ -160,9 +190,13 @@ def of(text: str) -> str:
         text = text[:_END] + "\n" + text[-_END:]
     text = text.lower()
     if text.isascii():
-        return _english(text)
-    text = text.replace("\u2019", "'")
-    return (_chinese(text) if _HAN.search(text) else "") or _english(text)
+        found = _english(text)
+    else:
+        text = text.replace("\u2019", "'")
+        found = (_chinese(text) if _HAN.search(text) else "") or _english(text)
+    if not found or _GIVEN.search(text):
+        return ""
+    return found if found != TIME or not (_CODE.search(text) and _HOW.search(text)) else ""
 
 
 def _english(text: str) -> str:
@@ -192,6 +226,8 @@ _KNOWN: Final = re.compile(r"\bdo you (?:remember|know|recogni[sz]e) me\b")
 
 
 def _chinese(text: str) -> str:
+    if _CHINESE_PLACE.search(text):
+        return PLACE
     if _CHINESE_TIME.search(text):
         return TIME
     if (
@@ -200,8 +236,6 @@ def _chinese(text: str) -> str:
         and not _HOW.search(text)
     ):
         return PERSONAL
-    if _CHINESE_PLACE.search(text):
-        return PLACE
     if _CHINESE_CHANCE.search(text) and not _HOW.search(text):
         return CHANCE
     return ""

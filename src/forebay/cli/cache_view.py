@@ -40,8 +40,19 @@ def show_stats(found: Mapping[str, Any]) -> None:
     if helper is None:
         out.print(f"Helper process: {found['why']}")
         return
+    _costs(out, workers, helper["total"])
     _partitions(out, helper)
     _store(out, helper)
+
+
+def _costs(out: Console, workers: Mapping[str, Rows], total: Mapping[str, Any]) -> None:
+    """What is to be set against the savings."""
+    calls = _by(workers.get("background", []), "why")
+    asked = f"{_named(calls, len(calls))} engine calls that no client waited for" if calls else "no engine calls"
+    looking, keeping = _span(total["seconds"]), _span(total["keeping"])
+    out.print(
+        f"What it cost: {looking} of looking up and {keeping} of keeping and comparing in the helper process; {asked}."
+    )
 
 
 def _models(out: Console, workers: Mapping[str, Rows], currency: str) -> None:
@@ -228,7 +239,7 @@ def _span(seconds: float) -> str:
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _table(*columns: str) -> Table:

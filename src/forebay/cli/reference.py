@@ -28,6 +28,7 @@ from forebay.api.routes import ROUTES
 from forebay.cli.main import COMMANDS, EX_CONFIG, USAGE
 from forebay.cli.supervisor import EX_FAILED, EX_OK, EX_OSERR, EX_UNAVAILABLE
 from forebay.clock import SystemClock
+from forebay.config.cache import Cache
 from forebay.config.cache_prefix import Prefix
 from forebay.config.models import Config
 from forebay.errors import Outcome, Refusal
@@ -36,12 +37,14 @@ from forebay.gateway.admission_view import REASONS as SHED_REASONS
 from forebay.gateway.admitting import REASONS, Admitting
 from forebay.gateway.app import Gateway
 from forebay.gateway.booking import open_books
+from forebay.gateway.cache_telemetry import CacheTelemetry
+from forebay.gateway.caching import Caching
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.logs import LogWriter, RequestLog
 from forebay.gateway.prefix_watch import PromptWatch
-from forebay.gateway.telemetry import Telemetry
+from forebay.gateway.telemetry import Telemetry, histogram_snapshot
 from forebay.ledger.pricing import PriceBook
 from forebay.policy.placement import RoundRobin
 from forebay.state.messages import FamilySnapshot
@@ -55,7 +58,7 @@ _PACKAGE: Final = Path(forebay.__file__).parent
 _ENDS: Final = MappingProxyType(
     {
         Outcome.OK: "The client has the whole answer.",
-        Outcome.HIT: "Answered from a cache. *Not yet.*",
+        Outcome.HIT: "Answered from a cache, or with an answer that another request's engine call brought.",
         Outcome.BAD_REQUEST: "The request cannot be understood or is over a limit.",
         Outcome.UNAUTHORIZED: "No key, or one that does not count.",
         Outcome.FORBIDDEN: "The key does not allow it; on the admin port, a strange Host.",
@@ -106,6 +109,7 @@ On `listeners`. A key is sent as `Authorization: Bearer KEY`, or as `api-key` or
 | `GET /v1/models` | `other` | The models that the key may use, aliases among them. |
 | `GET /v1/models/NAME` | `other` | One of them. |
 | `GET /v1/usage` | `other` | The key's own use, and what its limits are at: [usage.md](usage.md#a-callers-own-usage). |
+| `POST /v1/feedback` | `other` | What an answer of a cache was worth: [cache.md](cache.md#saying-that-an-answer-was-wrong). |
 | `POST /v1/requests/ID/cancel` | `other` | Ends the running requests of the same key whose `X-Request-Id` is ID. |
 | `OPTIONS` anything | `other` | CORS preflight, without a key. |
 
@@ -160,7 +164,8 @@ def _headers() -> Iterator[str]:
 | `X-Request-Id` | 1 to {forwarding.MAX_ID} letters, digits or `._:-`: used as it is; otherwise an id is made. It goes to the engine, into the log and back to the client. |
 | `X-Priority`, `X-User-Tier` | The request's class: {classes}. Lowers the key's class; raises it only where the key may. The lower one of two counts; another word is 400. |
 | `X-Forwarded-For` | Believed of `trusted_proxies`; decides whose failed keys are counted. |
-| `Forebay-Explain: admission` | The answer is to say what admission decided: see `Forebay-*` below. A list of names; others are passed over. |
+| `Forebay-Explain: admission, cache` | The answer is to say what admission decided, see `Forebay-*` below, and why caches had none. A list of names; others are passed over. |
+| `X-Forebay-Cache`, `X-Forebay-Knowledge`, `X-Forebay-Cache-Tags`, `X-Forebay-Cache-Sources`, `Cache-Control` | What it asks of caches: [cache.md](cache.md#what-a-caller-can-ask). |
 | `Expect: 100-continue` | Answered once key and head are found good. |
 
 To an engine go all headers of the client but these, hop-by-hop headers and names listed in `Connection`:
@@ -179,6 +184,10 @@ To an engine go all headers of the client but these, hop-by-hop headers and name
 | `Forebay-Predicted-TTFT-Ms` | Where `Forebay-Explain` asks and admission is enabled: milliseconds from its arrival within which its first token was promised when it was admitted. On a refusal: what was predicted when it came, where something was. |
 | `Forebay-Queue-Position` | The same: how many were ahead of it when it came to wait; 0 where it went at once. Not on a refusal at the door. |
 | `Forebay-Waited-Ms` | The same: milliseconds that it waited for its admission. |
+| `X-Forebay-Cache` | Where `cache` is enabled: `exact`, `semantic`, `stale`, `flight`, `miss` or `bypass`. |
+| `X-Forebay-Cache-Entry` | The answer's id; of a miss, the one under which it is kept, if it is. |
+| `X-Forebay-Cache-Age`, `X-Forebay-Cache-Similarity` | Of a known answer, seconds; of `semantic` and of a near miss, the cosine. |
+| `X-Forebay-Cache-Why` | Where `Forebay-Explain: cache` asks: why it was a miss or not looked for. |
 | `Allow`, `WWW-Authenticate` | With 405 and 401. |
 | `Access-Control-*` | For the origins in `cors.origins`. |
 
@@ -366,7 +375,7 @@ configuration; `kind` is `prompt` or `completion`; `decision` is `admit`, `wait`
 `status_4xx`, `status_5xx`, `overloaded`, `error_event`, `empty_stream`, `not_json`, `not_foldable`, `coding`, `too_large`,
 `event_too_large`, `error_too_large`, `other_model`, `stalled`; `event` is why a breaker opened, `failures` or `stalled`, or
 `closed`; `prompt` is `prefill_engine` or `whole`; `reservation` is `safe`, `waited` or `degraded`; `tokens` is `all`, `believed_cached` or `cached`; `how` is `exact` or
-`estimated`, and of aborts `told`, `failed` or `left_out`; `rule` is an [alert's type](alerts.md), `receiver` its name in the configuration, `result` is `delivered`, `again`, `refused` or `dropped`; `code` is a refusal's; `state` is a state of
+`estimated`, and of aborts `told`, `failed` or `left_out`; `rule` is an [alert's type](alerts.md), `receiver` its name in the configuration, `result` is `delivered`, `again`, `refused` or `dropped`, and of caches [what they had](cache.md#what-a-caller-can-ask), why an answer was not kept, or what came of a look-up; `said` is `good` or `bad`; `code` is a refusal's; `state` is a state of
 [lifecycle.py](../src/forebay/lifecycle.py), and of engines [one of these](health.md#who-gets-requests); `process` is `supervisor`, `admin` or
 `worker-0`. A family holds at most 4,096 series a worker; what is beyond is counted under `_other`."""
     yield f"""
@@ -385,7 +394,9 @@ def _timed() -> Iterator[FamilySnapshot]:
     telemetry = Telemetry(Config().metrics)
     for family in (telemetry.ttft, telemetry.itl, telemetry.total):
         family.series("-", "-", "-")
-    return (f for f in telemetry.snapshot() if f.kind == "histogram")
+    hits = CacheTelemetry().seconds
+    hits.series("-")
+    return (f for f in (*telemetry.snapshot(), histogram_snapshot(hits)) if f.kind == "histogram")
 
 
 async def _families() -> list[FamilySnapshot]:
@@ -410,11 +421,14 @@ async def _families() -> list[FamilySnapshot]:
         admission = config.admission.model_copy(update={"enabled": True})
         gateway.admitting = Admitting(admission, asyncio.get_running_loop())
         gateway.watching = PromptWatch(Prefix(watch=True), gateway, asyncio.get_running_loop())
+        caches = config.model_copy(update={"cache": Cache(enabled=True)})
+        gateway.caching = Caching(gateway, caches, asyncio.get_running_loop())
         gateway.booking = open_books(config, PriceBook(), 0, asyncio.get_running_loop())
         server = Server(gateway, config.limits, config.timeouts, ticker)
         found = [*Control(gateway, server, writer, "-", 0).snapshot().families, *await state.scrape(keys)]
         await server.close()
         await gateway.booking.close()
+        await gateway.caching.close()
         gateway.watching.close()
     return found
 

@@ -172,6 +172,13 @@ def _database(tree: Node) -> Iterator[Trouble]:
     node = _text(tree, "database")
     if node is not None and (why := database_url.unsupported(str(node.value))):
         yield Trouble(node.line, node.path, why, allowed=database_url.ALLOWED)
+    semantic = tree.child("cache", "semantic")
+    index = _text(semantic, "index")
+    if semantic is None or index is None or index.value != "pgvector" or not _on(semantic.child("enabled")):
+        return
+    if node is None or not str(node.value).startswith(tuple(f"{scheme}:" for scheme in database_url.POSTGRES)):
+        why = "pgvector needs a PostgreSQL in `database`: postgresql://user:password@host/name"
+        yield Trouble(index.line, index.path, why)
 
 
 def _true(node: Node) -> bool:

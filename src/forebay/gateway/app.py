@@ -12,7 +12,7 @@ import msgspec
 from forebay import errors
 from forebay.api import openai
 from forebay.api.routes import ROUTES
-from forebay.cache.key import ANYTHING, wish_of
+from forebay.cache.key import ANYTHING, labels_of, wish_of
 from forebay.config.cache_prefix import Reorder
 from forebay.config.models import Config
 from forebay.errors import Refusal
@@ -30,7 +30,7 @@ from forebay.gateway.explaining import ADMISSION, CACHE, TOLD, asks_for
 from forebay.gateway.feedback import PATH as FEEDBACK
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.forwarding import LIMITS, SAID, RequestIds, given_id, upstream_block
-from forebay.gateway.front import Answer, Front
+from forebay.gateway.front import NAMELESS, Answer, Front
 from forebay.gateway.handles import Entry
 from forebay.gateway.holding import Holding
 from forebay.gateway.labels import tags_of
@@ -220,6 +220,7 @@ class Gateway:
         if route is not None:
             block, explains = upstream_block(request), asks_for(request, ADMISSION)
             admitting = self.admitting
+            caches = self.caching is not None and self.caching.on
             session = admitting.prefixes.session(request, caller.organisation) if admitting is not None else 0
             return Front(
                 generation,
@@ -231,7 +232,8 @@ class Gateway:
                 block=block,
                 explains=explains,
                 explains_cache=asks_for(request, CACHE),
-                wish=wish_of(request.fields) if self.caching is not None and self.caching.on else ANYTHING,
+                wish=wish_of(request.fields) if caches else ANYTHING,
+                kept_as=labels_of(request.fields) if caches else NAMELESS,
                 session=session,
                 tags=tags_of(request, self.config.ledger.labels),
             )

@@ -21,7 +21,7 @@ class CacheTelemetry:
     def __init__(self) -> None:
         self._requests = counters("forebay_cache_requests", "Requests by what caches had for them.", "model", "result")
         self._bypasses = counters("forebay_cache_bypasses", "Requests that were not looked for, by the reason.", "why")
-        self._seconds = histograms(
+        self.seconds = histograms(
             "forebay_cache_hit_seconds", "From the whole request to the answer that was known.", _EDGES, "result"
         )
         self.kept = counters("forebay_cache_answers", "Answers of engines: kept, or why not.", "result")
@@ -53,7 +53,7 @@ class CacheTelemetry:
 
     def hit(self, model: str, kind: Kind, seconds: float) -> None:
         self.asked(model, kind)
-        self._seconds.series(kind.value).observe(seconds)
+        self.seconds.series(kind.value).observe(seconds)
 
     def saved(self, model: str, tokens: Tokens, money: int, seconds: float) -> None:
         self._tokens.series(model, "prompt").value += tokens.prompt
@@ -75,7 +75,7 @@ class CacheTelemetry:
             self._followers,
         ):
             yield counter_snapshot(family)
-        yield histogram_snapshot(self._seconds)
+        yield histogram_snapshot(self.seconds)
         memory, client = caching.memory, caching.client
         evicted = ((), float(memory.evicted))
         yield FamilySnapshot(

@@ -114,7 +114,7 @@ class Caching:
                 self._known(x, answer, now)
                 return
             flight = self.flights.get(exact)
-            if flight is not None and flight.takes(rules.followers):
+            if flight is not None and not wish.only and flight.takes(rules.followers):  # it may come to lead it
                 self._join(x, part, flight)
                 return
         self._fly(x, part, asked)
@@ -124,7 +124,10 @@ class Caching:
         if answer.fresh(now):
             self._hit(x, answer, Kind.EXACT, now)
             return
-        if x.part is not None and x.part.asked is not None and x.part.asked.exact not in self.flights:
+        part = x.part
+        assert part is not None
+        assert part.asked is not None
+        if part.asked.exact not in self.flights and not part.wish.only:
             self._fetch(x, 0)
         self._hit(x, answer, Kind.STALE, now)
 
@@ -206,18 +209,20 @@ class Caching:
             self._missed(flight, part, why)
             return
         self.telemetry.helper_seconds += found.seconds
-        answer = answers.decode(found.answer) if found.answer else None
-        if answer is None or found.kind is Kind.MISS:
+        answer, now = answers.decode(found.answer) if found.answer else None, time()
+        if answer is None or found.kind is Kind.MISS or now - answer.created > part.wish.most_age:
             flight.ticket = found.ticket
             part.similarity = found.similarity
             self._missed(flight, part, found.why)
             return
-        now = time()
         exchanges = flight.dissolve()
         if found.kind is not Kind.SEMANTIC:
             self.memory.put(flight.exact, answer, now)
         if found.ticket or found.kind is Kind.STALE:
-            self._fetch(exchanges[0], found.ticket)
+            if not part.wish.only:
+                self._fetch(exchanges[0], found.ticket)
+            elif found.ticket and self.client is not None:
+                self.client.unanswered(found.ticket)
         for x in exchanges:
             if x.part is not None and found.kind is Kind.SEMANTIC:
                 x.part.similarity = found.similarity
@@ -404,6 +409,7 @@ class Caching:
         assert asked is not None
         assert facts is not None
         now = time()
+        tags, sources = x.front.kept_as
         about = About(
             id=entry_of(asked.exact),
             created=now,
@@ -414,6 +420,8 @@ class Caching:
             partition=facts.partition,
             question=asked.question,
             language=language.of(asked.question) if asked.scope else "",
+            tags=tags,
+            sources=sources,
             tokens=count.tokens,
             avoided=cost or 0,
             price=b"",
@@ -424,7 +432,7 @@ class Caching:
             found = keeping.of_unary(flight.body, about)
         elif flight.keeps and flight.streams:
             usage = msgspec.json.encode(usage_fields(x.usage)) if x.usage is not None else b""
-            found = keeping.of_stream(flight.events(), about, usage)
+            found = answers.from_stream(flight.events(), about, usage=usage, length=True)
         else:
             found = Unfit.LARGE
         why = keeping.unfit(found, self.rules, stores=part.wish.stores, bounded=part.bounded)

@@ -169,8 +169,10 @@ class Shared(Reply):
 
 def usage_fields(usage: openai.Usage) -> dict[str, object]:
     """As JSON has it: what the engine said."""
-    found = {f.encode_name: getattr(usage, f.name) for f in msgspec.structs.fields(usage)}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for own, name in _USAGE if (value := getattr(usage, own)) is not None}
+
+
+_USAGE: Final = tuple((field.name, field.encode_name) for field in msgspec.structs.fields(openai.Usage))
 
 
 def _says_usage(event: bytes) -> bool:

@@ -221,6 +221,7 @@ class Flight:
                 seat.reply.write(refusal.sse())
             seat.reply.abort()
         else:
+            self._dress(seat)
             seat.reply.refuse(refusal)
         x.left_behind(refusal.outcome)
         self._look()
@@ -344,6 +345,7 @@ class Flight:
     def refuse_leader(self, refusal: Refusal) -> None:
         seat = self.seats.get(self.leader) if self.leader is not None else None
         if seat is not None:
+            self._dress(seat)
             self._remove(seat)
             seat.reply.refuse(refusal)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
-from forebay.cache.key import KNOWLEDGE, WISH
+from forebay.cache import key
 from forebay.gateway.cached import TOLD as CACHE_TOLD
 from forebay.gateway.explaining import ASKED, TOLD
 from forebay.gateway.labels import TAGS
@@ -38,8 +38,10 @@ _NOT_UPSTREAM: Final = HOP_BY_HOP | {
     b"x-user-tier",
     TAGS,
     ASKED,
-    WISH,
-    KNOWLEDGE,
+    key.WISH,
+    key.KNOWLEDGE,
+    key.TAGS,
+    key.SOURCES,
 }
 LIMITS: Final = tuple(
     b"x-ratelimit-%b-%b" % (a, b) for a in (b"limit", b"remaining", b"reset") for b in (b"requests", b"tokens")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import copy
+from typing import Final
 
 from forebay.api.routes import CHAT, Route
 from forebay.cache.key import ANYTHING, Facts, Wish
@@ -18,6 +19,7 @@ from forebay.wire.message import Request
 
 Answer = tuple[int, bytes, bytes]
 """Status, header block, body."""
+NAMELESS: Final[tuple[tuple[str, ...], tuple[str, ...]]] = ((), ())
 
 
 class Front:
@@ -36,6 +38,7 @@ class Front:
         "feedback",
         "generation",
         "given_id",
+        "kept_as",
         "limited",
         "route",
         "series",
@@ -58,6 +61,7 @@ class Front:
         explains: bool = False,
         explains_cache: bool = False,
         wish: Wish = ANYTHING,
+        kept_as: tuple[tuple[str, ...], tuple[str, ...]] = NAMELESS,
         session: int = 0,
         tags: Labels = (),
         usage: bool = False,
@@ -77,6 +81,8 @@ class Front:
         """Whether they are to say why caches had none."""
         self.wish = wish
         """What it asks of caches."""
+        self.kept_as = kept_as
+        """Tags and sources of its answers."""
         self.facts: tuple[Entry, Cache, Facts] | None = None
         """Of keys, for the last request's entry."""
         self.session = session

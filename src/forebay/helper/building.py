@@ -14,7 +14,7 @@ from forebay.cache.semantic import verifier
 from forebay.cache.semantic.deciding import Decider, StateError
 from forebay.cache.semantic.embedder import POLICY, Embedder, open_embedder
 from forebay.cache.semantic.guard import FEATURES, compare
-from forebay.cache.semantic.index import Index, IndexUnavailable, Space
+from forebay.cache.semantic.index import Index, Space
 from forebay.cache.semantic.judge import MISS
 from forebay.cache.stores import opening
 from forebay.cache.stores.store import SharedStore, Store
@@ -110,7 +110,9 @@ def _index(config: Config, space: Space, clock: Clock) -> Index:
                 log.warning("%d vectors were damaged, and are made anew", index.opened.damaged)
             return index
         case IndexKind.PGVECTOR:
-            raise IndexUnavailable("cache.semantic.index: pgvector is not there yet")
+            from forebay.cache.semantic.pgvector_index import PgvectorIndex
+
+            return PgvectorIndex(config.database, space, rules.entries, clock.wall, wait=wait)
         case IndexKind.REDIS:
             from forebay.cache.semantic.redis_index import RedisIndex
 

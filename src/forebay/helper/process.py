@@ -169,7 +169,7 @@ class Helper:
         if isinstance(said, Find):
             service = self._service
             if service is None:
-                connection.send(packed(Found(said.n, Kind.MISS, why=self._said and "closed")))
+                connection.send(packed(Found(said.n, Kind.MISS, why="closed")))
                 return
             waiting = _Waiting(connection, said, self._clock.now() + said.budget, self._epoch)
             if not self._lookups.put(waiting):
@@ -214,6 +214,8 @@ class Helper:
     # --- chores ------------------------------------------------------------------------------------------------------
 
     def _do(self, chores: list[_Chore]) -> None:
+        if self._service is not None:
+            self._service.ahead([chore.said for chore in chores if isinstance(chore.said, Store)])
         for connection, said in chores:
             try:
                 answer = self._answer(said)

@@ -126,6 +126,17 @@ class Service:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
+    def ahead(self, messages: Sequence[Store]) -> None:
+        """Embed the questions of several answers together, `keep` finds the vectors."""
+        meaning = self.meaning
+        if meaning is None or len(messages) < 2:
+            return
+        questions = [meaning.question(one.question) for one in messages if one.scope and one.question]
+        try:
+            meaning.vectors([question.text for question in questions if not question.why])
+        except EmbedderUnavailable as e:
+            log.debug("questions are embedded one by one: %s", e)
+
     def keep(self, message: Store) -> None:
         began = self.clock.now()
         answer = answers.decode(message.answer)

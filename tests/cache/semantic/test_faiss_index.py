@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import signal
 import sqlite3
@@ -213,6 +214,17 @@ def test_a_file_that_is_damaged_meanwhile_is_written_anew(folder: Path) -> None:
     index.close()
 
 
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Files of more than 512 KB cannot be written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_a_full_disk_loses_nothing(folder: Path) -> None:
     index, vectors = FaissIndex(folder, SPACE, 20_000), questions(6_000)
     names = filled(index, vectors, scope(1))
@@ -220,17 +232,25 @@ def test_a_full_disk_loses_nothing(folder: Path) -> None:
     index.remove(names[:10])
     index.touch(names[10:20])
     filled(index, vectors, scope(2), "b")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, hard))
-    try:
-        with pytest.raises(OSError, match=r"vectors\.sqlite"):
-            index.save()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(), pytest.raises(OSError, match=r"vectors\.sqlite"):
+        index.save()
     index.remove(["b1"])
     index = reopened(index, folder, most=20_000)
     assert len(index) == 11_989
     assert index.missing([*names, "b1"]) == [*names[:10], "b1"]
+    index.close()
+
+
+def test_a_full_disk_at_the_end_leaves_what_was_saved(folder: Path) -> None:
+    index, vectors = FaissIndex(folder, SPACE, 20_000), questions(6_000)
+    filled(index, vectors, scope(1))
+    index.save()
+    filled(index, vectors, scope(2), "b")
+    with full_disk(), pytest.raises(OSError, match=r"vectors\.sqlite"):
+        index.close()
+    index = FaissIndex(folder, SPACE, 20_000)
+    assert index.opened.aside is None
+    assert len(index.search(scope(1), vectors[0], 10_000)[0]) == 6_000
     index.close()
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -172,6 +173,43 @@ def test_a_paused_redis_costs_a_bounded_wait_and_comes_back(server: RedisServer,
 
 
 @pytest.mark.books
+def test_connecting_may_take_longer_than_a_look_up(valkey_server: RedisServer, hosts: Host) -> None:
+    """Through a proxy that is slow at first, as TLS to another site is."""
+    clock = ManualClock(wall=time.time())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        proxy = threading.Thread(target=_slow_at_first, args=(listening, valkey_server.socket), daemon=True)
+        proxy.start()
+        store = hosts(f"redis://127.0.0.1:{listening.getsockname()[1]}/900", wait=0.05)
+        assert store.exact(record(1, clock).exact) is None
+        assert (store.stats().failed, store.state) == (0, "ok")
+        store.close()
+        listening.shutdown(socket.SHUT_RDWR)
+        proxy.join(10)
+
+
+def _slow_at_first(listening: socket.socket, server: Path) -> None:
+    while True:
+        try:
+            client, _ = listening.accept()
+        except OSError:
+            return
+        threading.Thread(target=_slow_connection, args=(client, server), daemon=True).start()
+
+
+def _slow_connection(client: socket.socket, server: Path) -> None:
+    with client, socket.socket(socket.AF_UNIX) as behind:
+        behind.connect(str(server))
+        slow = True
+        while asked := client.recv(65_536):
+            behind.sendall(asked)
+            answer = behind.recv(65_536)
+            if slow:
+                time.sleep(0.1)  # the network between
+                slow = False
+            client.sendall(answer)
+
+
+@pytest.mark.books
 def test_a_redis_that_is_killed_and_started_again(server: RedisServer, hosts: Host) -> None:
     clock = ManualClock(wall=time.time())
     store = hosts(server.url(), now=clock.now)
@@ -215,7 +253,8 @@ def test_a_full_redis_keeps_nothing_more_and_still_answers(server: RedisServer, 
     assert store.put(kept).kept
     with server.client() as client:
         client.config_set("maxmemory", "1")
-        assert not store.put(record(2, clock)).kept
+        assert not any(store.put(record(2, clock)).kept for _ in range(10))
+        assert "memory" in store.state
         assert store.exact(kept.exact) == kept
         client.config_set("maxmemory", "0")
     assert store.put(record(2, clock)).kept
@@ -269,6 +308,15 @@ class TestCircuit:
         assert circuit.admits()
         circuit.succeeded()
         assert (circuit.admits(), circuit.is_open, circuit.problem) == (True, False, "")
+
+    def test_what_answers_and_refuses_does_not_rest_and_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        circuit = Circuit("Redis", ManualClock().now)
+        for _ in range(10):
+            circuit.refused("OOM")
+        assert (circuit.admits(), circuit.problem) == (True, "OOM")
+        assert caplog.text.count("Redis: OOM") == 1
+        circuit.succeeded()
+        assert circuit.problem == ""
 
     def test_the_rest_is_bounded(self) -> None:
         clock = ManualClock()

@@ -70,8 +70,8 @@ class Arena:
 
     def size(self) -> int:
         """Bytes, about."""
-        each = 2 * self._vectors.shape[1] + 12 + 200
-        return self.end * each + sum(scope.size() for scope in self._scopes.values())
+        dimensions = self._vectors.shape[1]
+        return self.end * (2 * dimensions + dimensions // 8 + 220) + 250 * len(self._scopes)
 
     def add(self, scope: bytes, entry: str, vector: Vectors) -> None:
         """`vector` is of length 1."""

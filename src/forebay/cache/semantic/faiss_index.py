@@ -148,11 +148,14 @@ class FaissIndex:
                 self._write()
 
     def close(self) -> None:
-        self.save()
-        with self._file_lock:
-            if not self._closed:
-                self._closed = True
-                self._file.close()
+        """The file is let go even where it could not be saved, which raises OSError."""
+        try:
+            self.save()
+        finally:
+            with self._file_lock:
+                if not self._closed:
+                    self._closed = True
+                    self._file.close()
 
     def _write(self) -> None:
         with self._lock:

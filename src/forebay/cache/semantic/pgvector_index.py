@@ -24,7 +24,7 @@ __all__ = ["SMALL", "PgvectorIndex"]
 
 _T = TypeVar("_T")
 
-SMALL: Final = 2_000
+SMALL: Final = 1_000
 """Questions of a scope that are compared one by one: some milliseconds."""
 _LARGE_FOR: Final = 600.0
 """Seconds after which a scope that was large is looked at again."""
@@ -122,14 +122,25 @@ class PgvectorIndex:
         return self._asked(lambda: self._client.look_up(lambda connection: self._nearest(connection, scope, asked, k)))
 
     def _nearest(self, connection: Connection, scope: bytes, asked: Vectors, k: int) -> list[list[Near]]:
+        return [self._nearest_to(connection, scope, row, min(k, _MOST_NEAR)) for row in asked]
+
+    def _nearest_to(self, connection: Connection, scope: bytes, asked: Vectors, k: int) -> list[Near]:
+        values = {"scope": scope, "asked": _text(asked), "k": k, "most": SMALL + 1}
         with self._lock:
             large = self._now() < self._large.get(scope, float("-inf"))
         if not large:
-            of, entries = _all(connection, self._table, scope, SMALL + 1, self._space.dimensions)
-            if len(entries) <= SMALL:
-                return [_best(row, of, entries, k) for row in asked]
+            rows = _run(
+                connection,
+                "WITH mine AS MATERIALIZED ("  # noqa: S608
+                f"SELECT entry, vector FROM {self._table} WHERE scope = %(scope)s LIMIT %(most)s)"
+                " SELECT entry, halfvec_send(vector), n FROM (SELECT entry, vector, (SELECT count(*) FROM mine) AS n"
+                " FROM mine ORDER BY vector <#> %(asked)s::halfvec LIMIT %(k)s) AS best",
+                values,
+            ).fetchall()
+            if not rows or rows[0][2] <= SMALL:
+                return self._read(asked, rows)
             self._is_large(scope)
-        return [self._graph(connection, "WHERE scope = %(scope)s", row, min(k, _MOST_NEAR), scope) for row in asked]
+        return self._graph(connection, "WHERE scope = %(scope)s", asked, values)
 
     def _is_large(self, scope: bytes) -> None:
         with self._lock:
@@ -138,18 +149,29 @@ class PgvectorIndex:
             if len(self._large) > _MOST_LARGE:
                 del self._large[next(iter(self._large))]
 
-    def _graph(self, connection: Connection, where: str, asked: Vectors, k: int, scope: bytes) -> list[Near]:
+    def _graph(self, connection: Connection, where: str, asked: Vectors, values: dict[str, Any]) -> list[Near]:
         rows = _run(
             connection,
-            f"SELECT entry, halfvec_send(vector) FROM {self._table} {where}"  # noqa: S608
-            " ORDER BY vector <#> %(asked)s::halfvec LIMIT %(k)s",
-            {"scope": scope, "asked": _text(asked), "k": k},
+            f"SELECT entry, halfvec_send(vector) FROM (SELECT entry, vector FROM {self._table} {where}"  # noqa: S608
+            " ORDER BY vector <#> %(asked)s::halfvec LIMIT %(k)s) AS best",
+            values,
         ).fetchall()
-        return _best(asked, _vectors([row[1] for row in rows], self._space.dimensions), [row[0] for row in rows], k)
+        return self._read(asked, rows)
+
+    def _read(self, asked: Vectors, rows: Sequence[tuple[Any, ...]]) -> list[Near]:
+        """halfvec_send says two 16-bit numbers, then halves, all big-endian (pgvector, src/halfvec.c)."""
+        joined = np.frombuffer(b"".join(bytes(row[1])[4:] for row in rows), ">f2")
+        vectors = joined.reshape(len(rows), self._space.dimensions).astype(np.float32)
+        found = [
+            Near(row[0], cosine, vector)
+            for row, cosine, vector in zip(rows, (vectors @ asked).tolist(), vectors, strict=True)
+        ]
+        return sorted(found, key=lambda near: -near.cosine)
 
     def like(self, vector: Vectors, at_least: float, most: int) -> list[Near]:
         asked = checked(vector, self._space.dimensions)[0]
-        found = self._changed(lambda connection: self._graph(connection, "", asked, min(most, _MOST_NEAR), b""))
+        values = {"asked": _text(asked), "k": min(most, _MOST_NEAR)}
+        found = self._changed(lambda connection: self._graph(connection, "", asked, values))
         return [near for near in found if near.cosine >= at_least]
 
     # --- changes -----------------------------------------------------------------------------------------------------
@@ -294,29 +316,6 @@ def _need_pgvector(connection: Connection) -> None:
             f"pgvector there is {version}, and 0.8 or later is needed: ALTER EXTENSION vector UPDATE, or "
             "cache.semantic.index: faiss"
         )
-
-
-def _all(connection: Connection, table: str, scope: bytes, most: int, dimensions: int) -> tuple[Vectors, list[str]]:
-    rows = _run(
-        connection,
-        f"SELECT entry, halfvec_send(vector) FROM {table} WHERE scope = %s LIMIT %s",  # noqa: S608
-        (scope, most),
-    ).fetchall()
-    return _vectors([row[1] for row in rows], dimensions), [row[0] for row in rows]
-
-
-def _best(asked: Vectors, vectors: Vectors, entries: Sequence[str], k: int) -> list[Near]:
-    if not entries:
-        return []
-    cosines = vectors @ asked
-    order = np.argsort(-cosines, kind="stable")[:k]
-    return [Near(entries[i], float(cosines[i]), vectors[i]) for i in order.tolist()]
-
-
-def _vectors(sent: Sequence[bytes], dimensions: int) -> Vectors:
-    """Of what halfvec_send says: two 16-bit numbers, then halves, all big-endian (pgvector, src/halfvec.c)."""
-    joined = np.frombuffer(b"".join(bytes(one)[4:] for one in sent), ">f2")
-    return joined.reshape(len(sent), dimensions).astype(np.float32)
 
 
 def _text(vector: Vectors) -> str:

@@ -18,7 +18,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from forebay.cache.semantic.index import SCOPE_BYTES, BadVector, IndexUnavailable, Near, Space, Vectors, checked
-from forebay.cache.stores.redis_client import RedisClient, Script
+from forebay.cache.stores.redis_client import RedisClient, Script, all_of
 from forebay.cache.stores.redis_scripts import PREFIX
 from forebay.cache.stores.store import StoreGone
 
@@ -129,7 +129,7 @@ class RedisIndex:
         for row in asked:
             _told(pipeline, "FT.SEARCH", self._index, query, "PARAMS", 2, "q", _half(row), "SORTBY", "d",
                   "RETURN", 1, "v", "LIMIT", 0, min(k, _MOST_NEAR), "DIALECT", 2)  # fmt: skip
-        return [self._read(row, answer) for row, answer in zip(asked, pipeline.execute(), strict=True)]
+        return [self._read(row, answer) for row, answer in zip(asked, all_of(pipeline), strict=True)]
 
     def _read(self, asked: Vectors, answer: list[Any]) -> list[Near]:
         found: list[Near] = []
@@ -182,7 +182,7 @@ class RedisIndex:
             pipeline = client.pipeline(transaction=False)
             for entry in entries:
                 pipeline.exists(self._hashes + entry)
-            return pipeline.execute()
+            return all_of(pipeline)
 
         return [entry for entry, there in zip(entries, self._changed(ask), strict=True) if not there]
 

@@ -45,16 +45,6 @@ class Scoped:
     def __repr__(self) -> str:
         return f"<Scoped {self.key.hex()} {self.count:,}{' wide' if self._bits is not None else ''}>"
 
-    @property
-    def wide(self) -> bool:
-        return self._bits is not None
-
-    def size(self) -> int:
-        """Bytes, about."""
-        if self._bits is None or not isinstance(self._slots, np.ndarray):
-            return 250 + 8 * self.count
-        return 1_000 + self._bits.nbytes + self._slots.nbytes
-
     def seat(self, slot: int) -> int:
         """Its place among them. The vector need not be there yet; `widen` is due afterwards."""
         place = self.count

@@ -29,6 +29,7 @@ class Circuit:
         self._streak = 0
         self._rest = self.REST
         self._until: float | None = None
+        self._logged = ""
         self.problem = ""
         """Of the last call that failed, until one succeeds."""
 
@@ -50,7 +51,7 @@ class Circuit:
             return True
 
     def succeeded(self) -> None:
-        if not self._streak:
+        if not self.problem:
             return
         with self._lock:
             if self._until is not None:
@@ -59,6 +60,14 @@ class Circuit:
             self._rest = self.REST
             self._until = None
             self.problem = ""
+
+    def refused(self, problem: str) -> None:
+        """It answers, and says no: no reason to let it rest. Logged once."""
+        with self._lock:
+            self.problem = problem
+            if problem != self._logged:
+                self._logged = problem
+                _log.warning("%s: %s", self.what, problem)
 
     def failed(self, problem: str) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from forebay.config.cache import Cache, IndexKind
 __all__ = ["open_store"]
 
 _LEAST_DISK: Final = 1 << 20
-"""Where nothing is to be kept, the file is this small: what is alike has to be somewhere."""
+"""A file is not smaller."""
 _MOST_SHARED: Final = 1 << 30
 
 

@@ -180,7 +180,10 @@ class PostgresClient:
             if connection is not None and (connection.closed or useless):
                 connection.close()
                 self._connections[role] = None
-            self.circuit.failed(problem)
+            if isinstance(e, psycopg.OperationalError | psycopg.InterfaceError | OSError):
+                self.circuit.failed(problem)
+            else:
+                self.circuit.refused(problem)
             raise StoreGone(f"{self.where}: {problem}") from e
         self.circuit.succeeded()
         return answer

@@ -15,7 +15,7 @@ import redis
 
 from forebay.cache.messages import Purge
 from forebay.cache.stores import redis_scripts as scripts
-from forebay.cache.stores.redis_client import RedisClient, Script
+from forebay.cache.stores.redis_client import RedisClient, Script, all_of
 from forebay.cache.stores.sharing import News, Sharing, read_news
 from forebay.cache.stores.store import (
     FORMAT,
@@ -119,7 +119,7 @@ class RedisStore(Sharing):
             pipeline = client.pipeline(transaction=False)
             for entry in entries:
                 pipeline.hmget(scripts.ANSWER + entry, ["c", "q", "p", "u"])
-            return pipeline.execute()
+            return all_of(pipeline)
 
         rows = (self._looked_up(ask) if entries else None) or []
         found = (_read_known(entry, *row) for entry, row in zip(entries, rows, strict=False))

@@ -50,6 +50,8 @@ TRAPS = [
     ("tense", "Is the store open?", "Was the store open?"),
     ("word", "How do I wash a tie?", "How do I knot a tie?"),
     ("narrower", "Is there parking near the clinic?", "Is there covered parking near the clinic?"),
+    ("word", "信用卡怎么激活", "信用卡怎么申请"),
+    ("entity", "怎么修改昵称", "怎么修改用户名"),
     ("language", "怎么开具发票", "How do I get an invoice?"),
     ("long", "a " * 2_000, "a " * 2_001),
 ]

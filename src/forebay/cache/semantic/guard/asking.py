@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.cache.semantic.guard.aligning import Aligned
 from forebay.cache.semantic.guard.forms import words
 from forebay.cache.semantic.guard.reading import Reading
 
@@ -42,7 +41,7 @@ _SOON: Final = frozenset(
 )
 
 
-def asked_for(one: Reading, other: Reading, aligned: Aligned) -> float:
+def asked_for(one: Reading, other: Reading) -> float:
     mine, yours = _asks(one.questions), _asks(other.questions)
     if mine == yours:
         return 0.0
@@ -51,10 +50,8 @@ def asked_for(one: Reading, other: Reading, aligned: Aligned) -> float:
     if not mine.isdisjoint(yours):
         return 0.5
     both = mine | yours
-    if (mine <= _VAGUE or yours <= _VAGUE) and not {"why", "what do"} <= both:
-        for at, place in aligned.pairs:  # "what is the reason" asks why
-            if "stand-in" in (one.tokens[at].sort, other.tokens[place].sort):
-                return 0.0
+    if (mine <= _VAGUE or yours <= _VAGUE) and not {"why", "what do"} <= both and _named(one, other):
+        return 0.0
     for a in mine:
         for b in yours:
             if frozenset((a, b)) in _FINE or ({a, b} & _VAGUE and {a, b} & _MEASURES):
@@ -66,6 +63,20 @@ def asked_for(one: Reading, other: Reading, aligned: Aligned) -> float:
             if {a, b} in ({"amount", "how"}, {"much", "how"}) and _costs(one) and _costs(other):
                 return 0.5
     return 1.0
+
+
+def _named(one: Reading, other: Reading) -> bool:
+    """What one side asks by a question word, the other names: "what is the reason" asks why."""
+    for asking, naming in ((one, other), (other, one)):
+        asked = [token for token in asking.tokens if token.sort == "stand-in"]
+        if any(
+            not token.senses.isdisjoint(name.senses)
+            for token in asked
+            for name in naming.tokens
+            if name.sort != "stand-in"
+        ):
+            return True
+    return False
 
 
 def _soon(reading: Reading) -> bool:

@@ -14,7 +14,7 @@ from forebay.cache.semantic.guard.asking import asked_for
 from forebay.cache.semantic.guard.forms import words
 from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.ordering import order, same_roles
-from forebay.cache.semantic.guard.reading import LONGEST, Reading, Token, read
+from forebay.cache.semantic.guard.reading import Reading, Token, read
 
 __all__ = ["FEATURES", "Verdict", "compare"]
 
@@ -66,8 +66,8 @@ _SHORT: Final = 7
 """Tokens up to which another order alone says nothing."""
 _SOFT_SCOPES: Final = frozenset(
     words(
-        "before after during again still already self both either same another all part outside always instead within "
-        "permanently temporarily"
+        "before after until within since again still already self both either same another all part outside always "
+        "instead permanently temporarily"
     )
 )
 _PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis")
@@ -81,6 +81,9 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     """How two questions differ. A text that is compared several times is `read` once."""
     one = read(asked) if isinstance(asked, str) else asked
     other = read(known) if isinstance(known, str) else known
+    if one.long or other.long:
+        equal = one.text == other.text
+        return Verdict("" if equal else "long", equal, (0.0,) * len(FEATURES))
     turned = other.text < one.text  # both ways are one comparison
     if turned:
         one, other = other, one
@@ -89,7 +92,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     antonyms, contrary = _antonyms(one, other, left, right)
     rivals, rival = _rivals(left, right)
     parity = (one.negations + other.negations + contrary + _failing(one, other, left, right)) % 2
-    question = asked_for(one, other, aligned)
+    question = asked_for(one, other)
     modality = _sets(one.modals, other.modals)
     tense = _tense(one.tenses, other.tenses)
     person = _person(one, other)
@@ -118,9 +121,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     entities = [t for t in entities if t.sort != "acronym" or minimal_pair or (weigh(left) and weigh(right))]
 
     conflict = ""
-    if max(len(one.text), len(other.text)) > LONGEST:
-        conflict = "long"
-    elif two_languages:
+    if two_languages:
         conflict = "language"
     elif numbers:
         conflict = _which_number(numbers)

@@ -10,6 +10,8 @@ from forebay.cache.semantic.guard.reading import Reading, Token
 
 __all__ = ["order", "same_roles"]
 
+LONG: Final = 10
+"""Shared tokens from which another order is never mere form: what belongs to what has changed, or cannot be told."""
 _DIRECTED: Final = frozenset({"from", "to", "than", "by", "before", "after", "over"})
 _CONTRARY_ROLES: Final = ({"from", "to"}, {"to", "by"}, {"before", "after"})
 _WITHIN: Final = frozenset({"of", "for", "in", "on", "at", "de"})
@@ -44,6 +46,8 @@ def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
             elif whole and j > i + 1 and any(pairs[j][1] < pairs[k][1] < pairs[i][1] for k in range(i + 1, j)):
                 loose = not _WITHIN.isdisjoint((x.role, y.role, a.role, b.role))
                 swapped = swapped or not loose
+    if count > LONG and inverted and not both_linked and not (weigh(aligned.left) and weigh(aligned.right)):
+        swapped = True
     return (2 * inverted / (count * (count - 1)) if count > 1 else 0.0), swapped or roles or _swapped_counts(
         one, other, pairs
     )

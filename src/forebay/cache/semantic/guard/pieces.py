@@ -14,12 +14,12 @@ from forebay.cache.semantic.guard.lexicon import LEXICON, Entry
 __all__ = ["Piece", "cut", "normal"]
 
 _PIECES: Final = re.compile(
-    r"""(?P<link>https?://[^\s<>"'，。]+|www\.[^\s<>"'，。]+|[\w.+-]+@[\w-]+\.[a-z]{2,}[\w.]*)"""
+    r"""(?P<link>https?://[^\s<>"'，。]+|www\.[^\s<>"'，。]+|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,64}\.[a-z]{2,}[\w.]*)"""
     r"""|(?P<code>c\+\+|[cfj]\#|\.net\b|[a-z]+(?:_[a-z0-9]+)+|--[a-z][a-z0-9-]+)"""
     r"""|(?P<clock>(?<![\d:])\d{1,2}:\d{2}(?::\d{2})?(?:\s?[ap]\.?m\b\.?)?)"""
     r"""|(?P<date>(?<!\d)(?:19|20)\d{2}[-/.]\d{1,2}[-/.]\d{1,2}(?!\d)|(?<![\d/])\d{1,4}/\d{1,4}(?:/\d{2,4})?(?![\d/]))"""
     r"""|(?P<number>(?<![a-z0-9_.])\d++(?:[.,]\d++)*+(?![a-z\d_]))"""
-    r"""|(?P<mixed>(?=[a-z-]*\d)(?:[a-z0-9]|(?<=[a-z0-9])[-.,](?=[a-z0-9]))+(?:%|°c|°f)?)"""
+    r"""|(?P<mixed>(?=[a-z-]{0,32}\d)(?:[a-z0-9]|(?<=[a-z0-9])[-.,](?=[a-z0-9]))+(?:%|°c|°f)?)"""
     r"""|(?P<word>[a-z\u00df-\u024f]+(?:'[a-z]+)?)"""
     r"""|(?P<han>[\u3400-\u9fff〇]+)"""
     r"""|(?P<other>[^\W\d_a-z\u3400-\u9fff]+)"""
@@ -88,8 +88,8 @@ def _cut(low: str, shown: str) -> list[Piece]:
             found[-1].acronym = acronym
         elif sort == "han":
             _segment(found, piece)
-        elif piece == "-" and found and found[-1].sort == "number" and low[match.end() : match.end() + 1].isalpha():
-            pass  # 12-month
+        elif piece == "-" and _hyphen(low, match.start()):
+            pass  # 12-month, two-factor
         else:
             found.append(Piece(sort, piece))
         begins = sort == "stop" and piece[-1] in '.?!:"'
@@ -97,6 +97,10 @@ def _cut(low: str, shown: str) -> list[Piece]:
         for one in found:
             one.name = False
     return found
+
+
+def _hyphen(low: str, at: int) -> bool:
+    return at > 0 and low[at - 1].isalnum() and low[at + 1 : at + 2].isalpha()
 
 
 def _words(found: list[Piece], word: str, name: bool) -> None:

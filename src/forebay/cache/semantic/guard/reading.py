@@ -11,10 +11,12 @@ from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.pieces import Piece, cut, normal
 from forebay.cache.semantic.guard.values import valued
 
-__all__ = ["LONGEST", "Reading", "Token", "read"]
+__all__ = ["LONGEST", "MOST", "Reading", "Token", "read"]
 
 LONGEST: Final = 1_000
-"""Characters of a text that are looked at; longer ones are the same only where they are equal."""
+"""Characters of a text that are looked at."""
+MOST: Final = 200
+"""Tokens that are; texts with more of either are the same only where they are equal."""
 _LETTERS: Final = re.compile(r"[^\W_]+")
 _HAN: Final = re.compile(r"[\u3400-\u9fff]+")
 _NONE: Final[frozenset[str]] = frozenset()
@@ -73,6 +75,8 @@ class Reading(NamedTuple):
     """Everything but punctuation, in order."""
     clauses: bool
     """Several: what stands before what says less."""
+    long: bool
+    """It was not looked at to its end."""
 
 
 def read(text: str) -> Reading:
@@ -164,7 +168,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
     foreign = foreign or sum(piece.entry is not None for piece in latin) < 0.4 * len(latin) - 1
     return Reading(
         text,
-        tuple(tokens),
+        tuple(tokens[:MOST]),
         frozenset(questions),
         negations,
         tuple(sorted(scopes)),
@@ -177,6 +181,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
         frozenset(map(add, letters, letters[1:])),
         tuple([piece.key or piece.text for piece in pieces if piece.sort != "stop"]),
         any(piece.sort == "stop" for piece in pieces[:-1]),
+        len(text) > LONGEST or len(tokens) > MOST,
     )
 
 
