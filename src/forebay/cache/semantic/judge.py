@@ -18,8 +18,8 @@ from typing import Final, Protocol
 __all__ = ["MISS", "Judged", "Opinion", "judge", "prompt", "read_reply"]
 
 MISS: Final = 0.65
-"""At most this share of different answers is not noticed: 32 of the 64 in that file, with 95 % at most 0.61 (Clopper and
-Pearson). Of its 52 pairs that say the same none is taken for different. `make bench-cache PART=pairs` measures both."""
+"""At most this share of different answers is not noticed: 32 of the 64 in that file, with 95 % at most 0.61 (Clopper
+and Pearson). Of its 52 pairs that say the same none is taken for different. `make bench-cache PART=pairs`."""
 SAME_FROM: Final = 0.85
 """Cosine of two answers from which they say the same, unless the guard objects."""
 DIFFERENT_BELOW: Final = 0.6
