@@ -170,7 +170,7 @@ def lead(gateway: Gateway, raw: RawEngine, script: Script, body: dict[str, Any],
 def follow(gateway: Gateway, body: dict[str, Any], count: int = 1, **more: Any) -> list[Asking]:
     before = joined(gateway)
     found = [Asking(gateway, body, **more) for _ in range(count)]
-    eventually(lambda: joined(gateway) == before + count)
+    eventually(lambda: joined(gateway) == before + count, every=0.03)
     return found
 
 
@@ -443,9 +443,9 @@ def test_a_flight_has_the_class_of_the_best_who_sit_in_it(cached: Gateway, raw: 
     raw.scripts[test] = streams(ROLE, *said("Hel", "lo"), DONE)
     with full(cached, raw) as go:
         low = Asking(cached, body, key=MINE, x_test=test)
-        eventually(lambda: waiting(cached, "normal"))
+        eventually(lambda: waiting(cached, "normal"), every=0.03)
         (vip,) = follow(cached, body, key=PRESSING, x_test=test)
-        eventually(lambda: waiting(cached, "vip"))
+        eventually(lambda: waiting(cached, "vip"), every=0.03)
         assert not waiting(cached, "normal")
         go.set()
         assert low.result().body == vip.result().body
@@ -458,7 +458,7 @@ def test_each_has_its_own_deadline_and_refusal(cached: Gateway, raw: RawEngine) 
     body, test = about(new_id("question")), new_id("deadline")
     with full(cached, raw):
         first = Asking(cached, body, key=PATIENT, x_test=test)
-        eventually(lambda: waiting(cached, "low"))
+        eventually(lambda: waiting(cached, "low"), every=0.03)
         others = follow(cached, body, 3, key=PATIENT, x_test=test)
         answers = [a.result() for a in (first, *others)]
     assert [a.status for a in answers] == [429] * 4
@@ -473,11 +473,11 @@ def test_a_leader_that_leaves_while_it_waits_is_followed_by_the_next(cached: Gat
     raw.scripts[test] = streams(ROLE, *said("Hel", "lo"), DONE)
     with full(cached, raw) as go:
         first = Asking(cached, body, x_test=test)
-        eventually(lambda: waiting(cached, "normal"))
+        eventually(lambda: waiting(cached, "normal"), every=0.03)
         (other,) = follow(cached, body, x_test=test)
         first.leave()
         eventually(lambda: cached.metric("forebay_cancels_total", state="queued") >= 1)
-        eventually(lambda: waiting(cached, "normal"))
+        eventually(lambda: waiting(cached, "normal"), every=0.03)
         go.set()
         assert other.result().body.endswith(DONE)
     assert len(raw.requests(test)) == 1

@@ -95,6 +95,7 @@ def test_what_a_miss_is_asked_and_what_is_stored(helped: Worker, raw: RawEngine)
     assert found is not None
     assert (found.id, found.tags) == (answer.get("x-forebay-cache-entry"), ("faq",))
     assert answers.text_of(found) == "fresh"
+    assert 0 < found.seconds < 5
 
 
 def test_a_question_that_means_the_same_is_answered_without_the_engine(helped: Worker, raw: RawEngine) -> None:

@@ -425,7 +425,7 @@ class Caching:
             tokens=count.tokens,
             avoided=cost or 0,
             price=b"",
-            seconds=monotonic() - (x.sent_at or x.received_at),
+            seconds=monotonic() - (x.booked_at or x.received_at),
         )
         found: Answer | Unfit
         if flight.body is not None:
