@@ -17,6 +17,9 @@ YARDSTICK = "nginx"
 LABELS = {
     "admission": "forebay, admission",
     "bare": "bare python proxy",
+    "cache": "forebay, admission, ledger, cache: misses",
+    "cache-hits": "the same: exact hits",
+    "cache-memory": "the same, in memory only: misses",
     "ledger": "forebay, admission, ledger",
     "ledger-only": "forebay, ledger",
 }
@@ -96,6 +99,7 @@ def shortfalls(by_load: dict[str, list[Line]]) -> list[str]:
     for name, own in by_load.items():
         load = LOADS[name]
         bars = {"forebay": load.bar, "admission": load.admission_bar, "ledger": load.ledger_bar}
+        bars["cache-memory"] = load.ledger_bar
         found += [
             f"{x.subject}, {name}: {x.ratio:.2f} × nginx, the bar is {bars[x.subject]:.1f} × "
             f"({x.cpu_us:.1f} µs a request)"

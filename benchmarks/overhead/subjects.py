@@ -147,6 +147,22 @@ def ledger(work: Path, upstream: str, core: int) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
+def cache(work: Path, upstream: str, core: int) -> Iterator[Running]:
+    """The same with `cache.enabled`: answers in memory and, by the helper process, on disk."""
+    settings = {**_admitting(upstream), "cache": {"enabled": True}}
+    with postgres() as database, gateway(work, upstream, core=core, extra=_booked(upstream, database, settings)) as up:
+        yield Running(up.url, up.tree)
+
+
+@contextlib.contextmanager
+def cache_in_memory(work: Path, upstream: str, core: int) -> Iterator[Running]:
+    """The same without the disk, and so without a helper process."""
+    settings = {**_admitting(upstream), "cache": {"enabled": True, "disk_bytes": 0}}
+    with postgres() as database, gateway(work, upstream, core=core, extra=_booked(upstream, database, settings)) as up:
+        yield Running(up.url, up.tree)
+
+
+@contextlib.contextmanager
 def postgres() -> Iterator[str]:
     """The URL of a new database on a PostgreSQL server that writes nothing through to the disk."""
     from tests.postgres_server import Postgres
@@ -265,6 +281,9 @@ OWN: dict[str, Start] = {
     "admission": admission,
     "ledger-only": ledger_only,
     "ledger": ledger,
+    "cache-memory": cache_in_memory,
+    "cache": cache,
+    "cache-hits": cache,
 }
-SELDOM = ("admission", "ledger-only", "ledger")
+SELDOM = ("admission", "ledger-only", "ledger", "cache-memory", "cache", "cache-hits")
 """Measured where they are named."""
