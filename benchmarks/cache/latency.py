@@ -70,7 +70,7 @@ class Cell:
     else."""
     misses_cpu_ms: list[float] = field(default_factory=list)
     other: dict[str, int] = field(default_factory=dict)
-    """Questions that came out otherwise (some hits are sampled, which is a miss), by reason."""
+    """Questions that came out otherwise, by reason."""
 
 
 def quantile(values: list[float], q: float) -> float:

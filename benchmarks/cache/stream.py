@@ -53,7 +53,7 @@ class Tally:
     """By meaning."""
     wrong: int = 0
     compared: int = 0
-    """Hits that went to the engine to be compared."""
+    """Hits whose question was sent to the engine, too, to be compared."""
     course: list[tuple[int, int, int]] = field(default_factory=list)
     """Requests, hits and wrong ones so far."""
 
@@ -191,13 +191,12 @@ def _by_meaning(
     if choice.entry:
         tally.hits += 1
         tally.wrong += store.intent[int(choice.entry)] != request.intent
-        return True
+        tally.compared += choice.ticket != 0
     if choice.ticket:
-        tally.compared += choice.why in ("sampled", "reverified")
-        same = store.intent[int(choice.near)] == request.intent
+        same = store.intent[int(choice.entry or choice.near)] == request.intent
         judged = rng.random() >= ALARMS if same else rng.random() < MISS
         decider.learn(choice.ticket, judged)
-    return False
+    return bool(choice.entry)
 
 
 def clairvoyant(stream: Stream) -> Tally:

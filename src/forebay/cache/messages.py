@@ -57,7 +57,7 @@ class Found(msgspec.Struct, array_like=True, tag="F", gc=False):
     """Not 0: the engine's answer shall be compared with the neighbour's; hand it back in `Store` or `Unanswered`."""
     why: str = ""
     """Of a near miss or a question that was not looked for: number, negation, entity, …, threshold, long, language,
-    budget, sampled."""
+    budget. Of a hit with a ticket: sampled, reverified."""
     seconds: float = 0.0
     """Of the helper's own work for it: what it cost."""
 

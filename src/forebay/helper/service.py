@@ -119,7 +119,9 @@ class Service:
                     choice.similarity,
                     choice.score,
                     choice.ticket,
+                    choice.why,
                 )
+            self.give_up(Unanswered(choice.ticket))
             return Found(find.n, Kind.MISS, b"", choice.entry, choice.similarity, choice.score, why="over")
         why = "" if choice.why == "near" else choice.why
         return Found(find.n, Kind.MISS, b"", choice.near, choice.similarity, choice.score, choice.ticket, why)

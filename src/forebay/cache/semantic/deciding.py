@@ -92,9 +92,10 @@ class Choice:
     """Cosine of the one or the other."""
     score: float = 0.0
     why: str = ""
-    """Of a miss: the guard's word, near (no neighbour), threshold, sampled, reverified, refuted, closed."""
+    """Of a miss: the guard's word, near (no neighbour), threshold, refuted, closed. Of a hit with a ticket: sampled,
+    reverified."""
     ticket: int = 0
-    """The engine's answer shall be compared with that of `near`."""
+    """The engine's answer shall be compared with that of the one or the other."""
 
 
 class Pending(msgspec.Struct, gc=False):
@@ -116,6 +117,7 @@ class Tally(msgspec.Struct, gc=False):
 
     hits: int = 0
     labels: int = 0
+    """Of these hits."""
     wrong: float = 0.0
 
 
@@ -170,7 +172,7 @@ class StateError(Exception):
     """A saved state that cannot be read: corrupt, or of another version."""
 
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Decider:
@@ -227,15 +229,16 @@ class Decider:
         trusted = trusted and self._rules.mode is Mode.BOUNDED
         share = min(1.0, EAGER * self._rules.sample) if trusted else self._rules.sample
         if passes:
-            if rng.random() < share:
-                ticket = self._ticket(best, asked, language, partition, score, 1.0, would_hit=True)
-                return Choice(near=best.entry, similarity=best.cosine, score=score, why="sampled", ticket=ticket)
-            if self._due(best.entry):
-                ticket = self._ticket(best, asked, language, partition, score, 0.0, would_hit=True)
-                return Choice(near=best.entry, similarity=best.cosine, score=score, why="reverified", ticket=ticket)
             for learned in (pool, own):
                 (learned.same if score >= IDENTICAL else learned.scored).hits += 1
-            return Choice(entry=best.entry, similarity=best.cosine, score=score)
+            why, ticket = "", 0
+            if rng.random() < share:
+                why, weight = "sampled", 1.0
+            elif self._due(best.entry):
+                why, weight = "reverified", 0.0
+            if why:
+                ticket = self._ticket(best, asked, language, partition, score, weight, would_hit=True)
+            return Choice(best.entry, "", best.cosine, score, why, ticket)
         ticket = 0
         if score >= self._verifier.thresholds[-1] and self._rules.mode is Mode.BOUNDED:
             served = (
@@ -437,11 +440,11 @@ class Decider:
         else:
             certified = max(own, -1 if learned.pool.refuted else pool.pool.certified()) >= 0
             state, threshold = ("certified" if certified else "shipped"), learned.pool.rungs[rung].threshold
-        strata = [t for t in (learned.same, learned.scored) if t.hits or t.labels]
-        hits = sum(t.hits + t.labels for t in strata)
+        strata = [t for t in (learned.same, learned.scored) if t.hits]
+        hits = sum(t.hits for t in strata)
         low = high = estimate = 0.0
         for t in strata:
-            share = (t.hits + t.labels) / hits
+            share = t.hits / hits
             below, above = interval(t.labels, t.wrong, ALPHA / len(strata))
             low += share * below
             high += share * above
@@ -451,7 +454,7 @@ class Decider:
             state=state,
             threshold=threshold,
             lookups=learned.lookups,
-            hits=learned.same.hits + learned.scored.hits,
+            hits=hits,
             identical=learned.same.hits,
             labels=learned.same.labels + learned.scored.labels,
             wrong=learned.same.wrong + learned.scored.wrong,
