@@ -508,6 +508,32 @@ def test_what_is_past_its_time_is_given_while_a_fresh_one_is_fetched(cached: Gat
         reload(cached)
 
 
+def test_a_fetch_that_waits_ends_where_one_who_wants_the_answer_asks_for_it(cached: Gateway, raw: RawEngine) -> None:
+    body, test = about(new_id("question")), new_id("overtaken")
+    raw.scripts[test] = streams(ROLE, *said("Hel", "lo"), DONE)
+    reload(cached, ttl=0.2, stale=600)
+
+    def ask(**headers: str) -> Answer:
+        return cached.ask(body, key=MINE, x_test=test, **headers)
+
+    try:
+        assert ask().get("x-forebay-cache") == "miss"
+        eventually(lambda: ask(x_forebay_cache="only").get("x-forebay-cache-age") == "1")
+        with full(cached, raw) as go:
+            old = ask()
+            assert old.get("x-forebay-cache") == "stale"
+            eventually(lambda: waiting(cached, "low"), every=0.03)
+            fresh = Asking(cached, body, x_test=test, cache_control="max-age=1")
+            eventually(lambda: waiting(cached, "normal"), every=0.03)
+            assert not waiting(cached, "low")
+            assert cached.logged(f"{old.get('x-request-id')}-refresh")["background"] is True
+            go.set()
+            assert fresh.result().get("x-forebay-cache") == "miss"
+        assert len(raw.requests(test)) == 2
+    finally:
+        reload(cached)
+
+
 def test_an_answer_that_is_said_to_be_bad_is_not_given_again(cached: Gateway, raw: RawEngine) -> None:
     body, test = about(new_id("question")), new_id("feedback")
     raw.scripts[test] = streams(ROLE, *said("Hel", "lo"), DONE)

@@ -161,6 +161,8 @@ class Flight:
                 leader.reply = old.reply
                 self._host.follows(self, leader)
             self.lead(x)
+            if old is None:
+                leader.abandoned()  # it asked for nobody
         elif self.status:
             self.advance(seat)
 
