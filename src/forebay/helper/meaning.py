@@ -215,7 +215,8 @@ class Meaning:
         self._fill_at = self._clock.now() + seconds
 
     def rebuild(self) -> bool:
-        """Put a few questions of the store into the index that are not there. True: there is more to do now."""
+        """Put a few questions of the store into the index that are not there, while it has room: one that was used lately
+        does not go for one that nobody knows the use of. True: there is more to do now."""
         if self._clock.now() < self._fill_at:
             return False
         if self._anew:
@@ -225,14 +226,15 @@ class Meaning:
             if not self._waiting:
                 self._filling = self._filling if self._filling is not None else self._store.questions()
                 page = next(self._filling, None)
-                if page is None:
+                if page is None or len(self.index) >= self.rules.entries:
                     if self.filled:
                         log.info("%d questions were put into the index again", self.filled)
                     self.filled = 0
                     self.refill(self._every)
                     return False
                 absent = set(self.index.missing([known.entry for known in page]))
-                self._waiting = [known for known in page if known.entry in absent]
+                room = self.rules.entries - len(self.index)
+                self._waiting = [known for known in page if known.entry in absent][:room]
                 return True
             some, self._waiting = self._waiting[:SLICE], self._waiting[SLICE:]
             fit = [(known, text.text) for known in some if not (text := self.question(known.question)).why]

@@ -97,7 +97,7 @@ class Service:
         record = self.store.exact(find.exact)
         if record is None or record.partition != find.partition:
             return None
-        self.store.touch((record.entry,))
+        self._used(record.entry)
         fresh = self.clock.wall() < record.created + record.ttl
         return Found(find.n, Kind.EXACT if fresh else Kind.STALE, record.answer, record.entry, 1.0, 1.0)
 
@@ -110,7 +110,7 @@ class Service:
                 and record.partition == find.partition
                 and self.clock.wall() < record.created + record.ttl
             ):
-                self.store.touch((record.entry,))
+                self._used(record.entry)
                 return Found(
                     find.n,
                     Kind.SEMANTIC,
@@ -125,6 +125,11 @@ class Service:
             return Found(find.n, Kind.MISS, b"", choice.entry, choice.similarity, choice.score, why="over")
         why = "" if choice.why == "near" else choice.why
         return Found(find.n, Kind.MISS, b"", choice.near, choice.similarity, choice.score, choice.ticket, why)
+
+    def _used(self, entry: str) -> None:
+        self.store.touch((entry,))
+        if self.meaning is not None:
+            self.meaning.index.touch((entry,))
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

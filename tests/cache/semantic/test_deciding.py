@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from forebay.cache.semantic import deciding
 from forebay.cache.semantic.bound import enough
 from forebay.cache.semantic.deciding import ALIKE, Candidate, Choice, Decider, StateError
 from forebay.cache.semantic.guard import FEATURES
@@ -155,6 +156,27 @@ def test_bad_feedback_teaches_the_pair() -> None:
     d.feedback("how do I pay", "known pay ", "en", "acme/m", good=False)
     assert ask(d, 0.93).why == "refuted"
     assert [(s.bad, s.good) for s in d.stats()] == [(1, 0)]
+
+
+def test_what_one_partition_found_wrong_holds_for_it_alone() -> None:
+    d = decider()
+    d.feedback("how do I pay", "known pay ", "en", "beta/m", good=False)
+    d.learn(ask(d, 0.93, partition="beta/m", asked="how do I go", rng=SAMPLED).ticket, same=False)
+    for partition, why in (("beta/m", "refuted"), ("acme/m", "")):
+        assert ask(d, 0.93, partition=partition).why == ask(d, 0.93, "how do I go", partition=partition).why == why
+
+
+def test_a_flood_of_bad_words_takes_away_its_own_partitions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deciding, "MOST_REFUTED", 20)
+    d = decider()
+    d.feedback("how do I pay", "known pay ", "en", "acme/m", good=False)
+    for n in range(100):
+        d.feedback(f"x {n}", "y", "en", "beta/m", good=False)
+    assert ask(d, 0.93).why == "refuted"
+    again = decider()
+    assert again.load(d.dump())
+    assert ask(again, 0.93).why == "refuted"
+    assert again.dump().count(b'"', again.dump().rindex(b'"refuted"')) == 2 * (1 + 2 + 20)  # names, and twenty pairs
 
 
 def test_clean_labels_open_a_laxer_rung_and_wrong_ones_close_it() -> None:

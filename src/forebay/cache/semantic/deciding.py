@@ -28,6 +28,7 @@ __all__ = ["Candidate", "Choice", "Decider", "Pending", "Standing", "StateError"
 MOST_PARTITIONS: Final = 1_000
 MOST_TICKETS: Final = 4_096
 MOST_REFUTED: Final = 10_000
+"""Pairs in all partitions. Beyond, the oldest of the partition that has most of them goes: none empties another's."""
 MOST_POPULAR: Final = 10_000
 MOST_COMPARED: Final = 5
 """Neighbours that the guard looks at: 0.2 ms each."""
@@ -165,7 +166,8 @@ class _State(msgspec.Struct):
     """Embedder, verifier, mode and δ: labels of others say nothing."""
     pools: dict[str, Learned]
     partitions: list[tuple[str, str, Learned]]
-    refuted: list[str]
+    refuted: list[tuple[str, list[str]]]
+    """By partition."""
 
 
 class StateError(Exception):
@@ -199,7 +201,7 @@ class Decider:
         self._partitions: OrderedDict[tuple[str, str], Learned] = OrderedDict()
         self._tickets: OrderedDict[int, Pending] = OrderedDict()
         self._number = 0
-        self._refuted: OrderedDict[bytes, None] = OrderedDict()
+        self._refuted: dict[str, OrderedDict[bytes, None]] = {}
         self._popular: OrderedDict[str, int] = OrderedDict()
 
     # --- a look-up -------------------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ class Decider:
         best, score, why = self._best(asked, language, near, vector)
         if score < 0:
             return Choice(near=best.entry, similarity=best.cosine, why=why)
-        if self._digest(asked, best.question) in self._refuted:
+        if self._digest(asked, best.question) in self._refuted.get(partition, ()):
             return Choice(near=best.entry, similarity=best.cosine, score=score, why="refuted")
         passes, closed = self._passes(score, pool, own)
         trusted = pool.pool.same.labels < CLEAN if score >= IDENTICAL else pool.pool.starting(self._target)
@@ -348,7 +350,7 @@ class Decider:
             elif learned.pool.learn(pending.score, wrong, pending.weight, self._target, serving):
                 learned.scored = Tally(hits=tally.hits)
         if not same:
-            self._refute(pending.question, pending.known)
+            self._refute(pending.partition, pending.question, pending.known)
             if pending.score >= IDENTICAL:
                 return pending.near
         return ""
@@ -361,12 +363,15 @@ class Decider:
             else:
                 learned.bad += 1
         if not good and asked:
-            self._refute(asked, known)
+            self._refute(partition, asked, known)
 
-    def _refute(self, asked: str, known: str) -> None:
-        self._refuted[self._digest(asked, known)] = None
-        if len(self._refuted) > MOST_REFUTED:
-            self._refuted.popitem(last=False)
+    def _refute(self, partition: str, asked: str, known: str) -> None:
+        self._refuted.setdefault(partition, OrderedDict())[self._digest(asked, known)] = None
+        if sum(map(len, self._refuted.values())) > MOST_REFUTED:
+            most = max(self._refuted, key=lambda name: len(self._refuted[name]))
+            self._refuted[most].popitem(last=False)
+            if not self._refuted[most]:
+                del self._refuted[most]
 
     @staticmethod
     def _digest(a: str, b: str) -> bytes:
@@ -396,7 +401,7 @@ class Decider:
     def dump(self) -> bytes:
         """JSON, for `load`. Tickets are not kept."""
         partitions = [(p, language, learned) for (p, language), learned in self._partitions.items()]
-        refuted = [digest.hex() for digest in self._refuted]
+        refuted = [(name, [digest.hex() for digest in digests]) for name, digests in self._refuted.items()]
         return msgspec.json.encode(_State(VERSION, self.namespace, self._pools, partitions, refuted))
 
     def load(self, data: bytes) -> bool:
@@ -406,14 +411,14 @@ class Decider:
         """
         try:
             state = msgspec.json.decode(data, type=_State)
-            refuted = [bytes.fromhex(text) for text in state.refuted[-MOST_REFUTED:]]
+            refuted = {name: OrderedDict.fromkeys(map(bytes.fromhex, texts)) for name, texts in state.refuted}
         except (msgspec.DecodeError, ValueError) as e:
             raise StateError(f"not a state of what the semantic cache has learned: {e}") from None
         if state.version != VERSION or state.namespace != self.namespace:
             return False
         self._pools = state.pools
         self._partitions = OrderedDict(((p, lang), learned) for p, lang, learned in state.partitions[-MOST_PARTITIONS:])
-        self._refuted = OrderedDict.fromkeys(refuted)
+        self._refuted = refuted
         return True
 
     def stats(self, partition: str | None = None) -> list[Standing]:
