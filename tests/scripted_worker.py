@@ -103,7 +103,7 @@ class Worker:
             "engines": [{"name": "raw", "url": f"http://127.0.0.1:{engine.port}", "models": ["raw"]}],
             "callers": {"keys": [{"name": "e2e", "key": KEY, "organisation": "acme"}]},
             "ledger": {"enabled": False},
-            "cache": {"enabled": True, **cache},
+            "cache": {"enabled": True, "ignored_headers": ["x-test"], **cache},
         }
         text = Config.model_validate(config).model_dump_json(by_alias=True)
         state_dir.joinpath("run").mkdir(mode=0o700, parents=True)

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forebay.api.routes import CHAT, COMPLETIONS
-from forebay.cache.key import ANYTHING, Asked, Bypassed, Facts, labels_of, read, wish_of
+from forebay.cache.key import ANYTHING, Asked, Bypassed, Facts, counted, labels_of, read, wish_of
 from forebay.config.cache import Cache, CachedModel, Semantic, Share
 from forebay.errors import Refusal
 
@@ -143,7 +143,7 @@ def test_any_value_that_changes_changes_the_key(path: tuple[Any, ...], value: An
     assert found.exact != plain.exact
     if path == QUESTION and isinstance(value, str):
         assert found.question == value
-        assert found.scope in (b"", plain.scope)
+        assert found.scope in (b"", plain.scope) or not (value.isascii() and value.isalnum())
     else:
         assert found.scope != plain.scope
 
@@ -233,6 +233,85 @@ def test_end_users_are_told_apart_and_must_be_named() -> None:
     assert ann.exact != bob.exact
     assert ann.scope != bob.scope
     assert key(with_(safety_identifier="ann"), rules=rules) == ann
+    assert key(with_(user="ann", safety_identifier="ann"), rules=rules) == ann
+    both = {name: key(with_(user="app", safety_identifier=name), rules=rules) for name in ("ann", "bob")}
+    other = key(with_(user="ann", safety_identifier="app"), rules=rules)
+    assert len({ann.exact, *(one.exact for one in both.values()), other.exact}) == 4
+
+
+def test_no_organisation_is_taken_for_everyone_for_nobody_or_for_who_shows_no_key() -> None:
+    named = {name: facts(account=("k", "n", name, "", "", "")) for name in ("-", "*", "anonymous", "acme")}
+    everyone = Cache(enabled=True, share=Share.EVERYONE, semantic=RULES.semantic)
+    nobody = facts(account=("k", "n", "", "", "", ""))
+    nameless = facts(account=("anonymous", "anonymous", "anonymous", "", "", ""))
+    found = [*named.values(), facts(everyone), nobody, nameless]
+    assert len({key(CHAT_REQUEST, one).exact for one in found}) == len(found)
+    shown = [one.partition for one in (*named.values(), facts(everyone))]
+    assert shown == ["%2D/chat", "%2A/chat", "anonymous/chat", "acme/chat", "*/chat"]
+    assert nobody.partition.startswith("-/")
+
+
+def test_a_chat_is_no_completion_whatever_fields_it_has() -> None:
+    both = {"model": "chat", "prompt": "Hi", "messages": [{"role": "assistant", "content": "Hi"}]}
+    payload = json.dumps(both).encode()
+    found = [read(route.parse(payload), payload, facts(), RULES) for route in (CHAT, COMPLETIONS)]
+    assert all(isinstance(one, Asked) for one in found)
+    assert found[0] != found[1]
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_engine_gets_beside_the_body_counts_unless_it_is_known_to_say_nothing() -> None:
+    plain = [(b"user-agent", b"x"), (b"accept", b"*/*"), (b"x-stainless-lang", b"python"), (b"traceparent", b"00-1")]
+    assert counted(plain) == ()
+    own = [*plain, (b"x-user-id", b"ann"), (b"openai-beta", b"assistants=v2")]
+    assert counted(own) == (("openai-beta", "assistants=v2"), ("x-user-id", "ann"))
+    assert counted(own, ("x-user-*",)) == (("openai-beta", "assistants=v2"),)
+    assert counted(own, ("x-user", "openai-beta")) == (("x-user-id", "ann"),)
+    ann, bob = (key(CHAT_REQUEST, facts(headers=(("x-user-id", name),))) for name in ("ann", "bob"))
+    assert ann.exact != bob.exact
+    assert ann.scope != bob.scope
+
+
+# --- signs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("is this ok 👍", "is this ok 👎"),
+        ("怎么开发票", "怎么❌开发票"),
+        ("what does the 🇺🇸 flag mean", "what does the 🇫🇷 flag mean"),
+        ("how do I enable it", "how do I ¬ enable it"),
+        ("what does a && b do", "what does a || b do"),
+        ("what is === in js", "what is == in js"),
+        ("is a ≥ b", "is a ≤ b"),
+        ("price in $", "price in €"),
+        ("how to delete ./tmp", "how to delete /tmp"),
+        ("how to delete ~/x", "how to delete /x"),
+        ("what is !x", "what is x"),
+        ("is googIe.com safe", "is google.com safe"),
+        ("how do I enable it", "how do I enable\u200b it"),
+        ("how to pay", "\u202eyap ot woh"),
+        ("read a file", "read a file\0"),
+    ],
+)
+def test_questions_of_other_signs_are_never_compared(one: str, other: str) -> None:
+    a, b = (key(saying(user(text))) for text in (one, other))
+    assert a.scope
+    assert b.scope
+    assert a.scope != b.scope
+
+
+def test_questions_of_the_same_signs_or_none_are() -> None:
+    for one, other in (
+        ("怎么开具发票？", "发票如何开"),
+        ("How do I get an invoice, please?", "how can I get an invoice!"),
+        ("open google.com for me", "how do I open google.com"),
+        ("价格是$5吗", "是不是$5"),
+    ):
+        assert key(saying(user(one))).scope == key(saying(user(other))).scope
 
 
 # --- what is not looked for ------------------------------------------------------------------------------------------
@@ -252,6 +331,19 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
         (with_(enable_search=True), "search"),
         (with_(tools=[{"type": "web_search"}]), "search"),
         (with_(modalities=["text", "audio"]), "audio"),
+        (with_(modalities=["text", "image"]), "modality"),
+        (with_(modalities=5), "modality"),
+        (with_(web_search_options={}), "search"),
+        (with_(search_recency_filter="day"), "search"),
+        (with_(plugins=[{"id": "web"}]), "search"),
+        (with_(tools=[{"google_search": {}}]), "search"),
+        (with_(tools=[{"type": {}}]), "search"),
+        (with_(tools=7), "search"),
+        (saying(user([{"type": {}}])), "attachment"),
+        ({"model": "chat", "prompt": "What time is it now?"}, "time"),
+        ({"model": "chat", "prompt": "What is my balance?"}, "personal"),
+        (saying(*[{}] * 10_001, user("x" * 16_384)), "large"),
+        (with_(logit_bias={str(i): 1 for i in range(10_001)}), "large"),
         (saying(user([PICTURE, {"type": "text", "text": "What is it?"}])), "attachment"),
         (saying(user([PICTURE]), {"role": "assistant", "content": "A cat"}, user("Which?")), "attachment"),
         (saying(user("Hi"), {"role": "assistant", "tool_calls": [CALL]}, user("And?")), "tools"),
@@ -301,6 +393,7 @@ def test_a_model_may_be_left_out_or_kept_from_comparing_meaning() -> None:
         (saying(user("Hi"), {"role": "assistant", "content": "H"}), "last_turn"),
         (saying(user(" \n")), "empty"),
         (with_(n=2), "n"),
+        (saying(user("x" * 1_025)), "long"),
         ({"model": "chat", "prompt": "Once upon a"}, "completion"),
         ({"model": "chat", "prompt": [1, 2]}, "completion"),
     ],
@@ -360,6 +453,10 @@ def test_the_labels_of_a_head() -> None:
     assert labels_of(head) == (("faq", "billing"), ("doc:1",))
     with pytest.raises(Refusal, match="'a b' is none"):
         labels_of({b"x-forebay-cache-tags": b"a b"})
+    assert labels_of({b"x-forebay-knowledge": b"kb:2026-11-30"}) == ((), ())
+    for wrong in (b"a b", b"x" * 129, b"\x9b2J"):
+        with pytest.raises(Refusal, match="X-Forebay-Knowledge must have"):
+            labels_of({b"x-forebay-knowledge": wrong})
     with pytest.raises(Refusal, match="more than 16"):
         labels_of({b"x-forebay-cache-sources": b",".join(b"%d" % i for i in range(17))})
 
@@ -369,6 +466,6 @@ def test_a_key_is_the_same_in_every_process_and_release() -> None:
     plain = Cache(enabled=True, semantic=Semantic(enabled=True))
     found = key(msgspec.json.encode(CHAT_REQUEST), Facts(plain, ACCOUNT, "chat", "Qwen/Qwen3-8B"))
     assert (found.exact.hex(), found.scope.hex()) == (
-        "047d9ba674d769a98cadae4c7c057b12",
-        "81259ff84f9ecd689dfbbe78b84935f3",
+        "11d235422d5d97853946b6397d0dc7aa",
+        "0749676c3361013fcb53ccb978aa813b",
     )

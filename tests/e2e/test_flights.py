@@ -80,7 +80,7 @@ def cached(raw: RawEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 "ttft": {"vip": 30.0, "normal": 30.0, "low": 30.0},
                 "wait": {"vip": 20.0, "normal": 20.0, "low": 0.6},
             },
-            "cache": {"enabled": True, "disk_bytes": 0, "answer_bytes": 65_536},
+            "cache": {"enabled": True, "disk_bytes": 0, "ignored_headers": ["x-test"], "answer_bytes": 65_536},
         }
     )
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf, isfinite
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -30,7 +30,7 @@ TAGS: Final = b"x-forebay-cache-tags"
 SOURCES: Final = b"x-forebay-cache-sources"
 MOST_LABELS: Final = 16
 _LABEL: Final = re.compile(r"[A-Za-z0-9_.:/@+-]{1,128}")
-FORM: Final = "1"
+FORM: Final = "2"
 """Of keys: where what they hold or leave out changes, this does, so that hosts of two versions share nothing wrong."""
 _SIZE: Final = 16
 _ORDINARY: Final = CachedModel()
@@ -72,7 +72,8 @@ ANYTHING: Final = Wish()
 class Facts:
     """What of a key is the same for all requests of one caller for one model; to be made once.
 
-    `locale`: of Accept-Language, as it came. `knowledge`: of X-Forebay-Knowledge."""
+    `locale`: of Accept-Language, as it came. `knowledge`: of X-Forebay-Knowledge. `headers`: what else of its head an
+    engine gets, as `counted` finds it."""
 
     __slots__ = ("by_end_user", "hash", "model", "off", "partition", "semantic", "stale", "ttl", "version")
 
@@ -84,6 +85,7 @@ class Facts:
         target: str,
         locale: str = "",
         knowledge: str = "",
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         """`account`: key id, key name, organisation, department, project, user, as `gateway.callers.Caller.account`."""
         own = rules.models.get(target, _ORDINARY)
@@ -97,7 +99,8 @@ class Facts:
         self.off = "" if own.enabled else "model"
         self.semantic = rules.semantic.enabled and own.semantic
         self.by_end_user = rules.share is Share.END_USER
-        parts = (FORM, tenant, model, target, rules.version, own.version, locale, knowledge)
+        whose = (rules.share.value, account[0] == ANONYMOUS, tenant)
+        parts = (FORM, whose, model, target, rules.version, own.version, locale, knowledge, headers)
         self.hash = hashlib.blake2b(msgspec.json.encode(parts), digest_size=_SIZE)
 
     def __repr__(self) -> str:
@@ -116,8 +119,39 @@ class Asked(NamedTuple):
 
 class Bypassed(NamedTuple):
     why: str
-    """attachment, audio, chance, end_user, large, logprobs, model, personal, place, search, temperature, time, tools,
-    unreadable."""
+    """attachment, audio, chance, end_user, large, logprobs, modality, model, personal, place, search, temperature,
+    time, tools, unreadable."""
+
+
+def counted(headers: Iterable[tuple[bytes, bytes]], ignored: Collection[str] = ()) -> tuple[tuple[str, str], ...]:
+    """Of header lines that pass to an engine, those that may change its answer: all but what is known not to.
+    `ignored`: more of these, in lower case; a * at the end stands for any ending."""
+    found = []
+    for name, value in headers:
+        if name in _SAYS_NOTHING or name.startswith(_SAY_NOTHING):
+            continue
+        text = name.decode("latin-1")
+        if ignored and any(text == one or (one[-1:] == "*" and text.startswith(one[:-1])) for one in ignored):
+            continue
+        found.append((text, value.decode("latin-1")))
+    return tuple(sorted(found))
+
+
+_SAYS_NOTHING: Final = frozenset(
+    b"accept accept-charset accept-language user-agent cache-control pragma date dnt priority via te trailer warning "
+    b"from max-forwards if-none-match if-modified-since if-match if-unmodified-since if-range range save-data depth "
+    b"upgrade-insecure-requests cdn-loop true-client-ip client-ip x-client-ip x-cluster-client-ip x-request-start "
+    b"x-queue-start x-requested-with x-title http-referer openai-organization openai-project openai-version "
+    b"x-client-request-id x-correlation-id correlation-id request-id x-trace-id x-transaction-id x-amzn-requestid "
+    b"x-original-forwarded-for x-original-uri x-scheme x-request-timeout idempotency-key x-idempotency-key "
+    b"traceparent tracestate baggage b3 uber-trace-id sentry-trace x-cloud-trace-context x-amzn-trace-id newrelic "
+    b"elastic-apm-traceparent traceresponse grpc-timeout".split()
+)
+"""Who sends it, over what way, under what number; `accept-language` is counted beside."""
+_SAY_NOTHING: Final = (
+    b"x-stainless-", b"sec-", b"x-forwarded-", b"x-envoy-", b"x-b3-", b"x-datadog-", b"cf-", b"x-amz-cf-", b"x-azure-",
+    b"x-arr-", b"x-vercel-", b"fly-", b"fastly-", b"x-appengine-", b"x-ms-client-", b"x-newrelic-", b"x-ot-",
+)  # fmt: skip
 
 
 def wish_of(fields: Mapping[bytes, bytes]) -> Wish:
@@ -169,9 +203,16 @@ def _shared_by(share: Share, account: tuple[str, str, str, str, str, str]) -> tu
     own = tuple(names[:depth])
     if depth > len(names) or not own[-1]:
         own = (*names, key)
-    return own, tuple(quote(name, safe=_PLAIN) if name else "-" for name in own)
+    return own, tuple(_shown(name) for name in own)
 
 
+def _shown(name: str) -> str:
+    """No name is shown as another, nor as that there is none, nor as everyone."""
+    return "%2D" if name == "-" else quote(name, safe=_PLAIN) or "-"
+
+
+ANONYMOUS: Final = "anonymous"
+"""The id of who shows no key: an organisation may be called so, too."""
 _PLAIN: Final = "._:@+-"
 _DEPTHS: Final = {Share.ORGANISATION: 1, Share.DEPARTMENT: 2, Share.PROJECT: 3, Share.USER: 4}
 
@@ -203,7 +244,7 @@ def read(body: ChatBody | CompletionBody, payload: bytes, facts: Facts, rules: C
     if facts.by_end_user and not body.end_user:
         return Bypassed("end_user")
     size = len(payload)
-    if size > MOST_BYTES:
+    if size > MOST_BYTES or (size > _CLOSE_LOOK and _tangled(payload)):
         return Bypassed("large")
     try:
         fields = _decode(payload) if size <= _CLOSE_LOOK else _decode_large(payload)
@@ -217,23 +258,69 @@ def read(body: ChatBody | CompletionBody, payload: bytes, facts: Facts, rules: C
             return Bypassed(why)
         why = "" if facts.semantic else "semantic"
         question: str | None = None
-        if type(body) is ChatBody:
+        chat = type(body) is ChatBody
+        if chat:
             found = _conversation(fields.get("messages"), rules)
             if isinstance(found, Bypassed):
                 return found
             question = found
-            why = why or _not_compared(question, fields)
+            why = why or _not_compared(question, fields, rules)
         else:
+            prompt = fields.get("prompt")
+            depends = _depends(prompt, rules) if type(prompt) is str else ""
+            if depends:
+                return Bypassed(depends)
             why = why or "completion"
         state = facts.hash.copy()
         if facts.by_end_user:
-            state.update(msgspec.json.encode(body.end_user))
+            state.update(msgspec.json.encode(_end_user(body)))
         state.update(_encode(fields))
-        scope = b"" if why else state.digest()
-        state.update(b"\0" if question is None else b"\1" + question.encode())
+        scope = b"" if why or question is None else _scope(state, question)
+        state.update(_NO_QUESTION[chat] if question is None else b"\1" + question.encode())
     except _FAILURES:
         return _UNREADABLE
     return Asked(state.digest(), scope, question or "", why)
+
+
+def _end_user(body: ChatBody | CompletionBody) -> str | tuple[str, str]:
+    """By both names, where they differ: an application may say the same for all in one of them."""
+    one, other = body.user, body.safety_identifier
+    return (one, other) if one and other and one != other else body.end_user
+
+
+_NO_QUESTION: Final = (b"\2", b"\0")
+"""Of a completion and of a chat: one may have the other's fields."""
+
+
+def _tangled(payload: bytes) -> bool:
+    """Whether it is in so many parts that to take it apart would hold up the event loop: 5 ms at these numbers."""
+    return payload.count(b"{") > _MOST_PARTS or payload.count(b'":') > _MOST_PARTS or payload.count(b",") > _MOST_COMMAS
+
+
+_MOST_PARTS: Final = 10_000
+_MOST_COMMAS: Final = 100_000
+"""More than 1 MiB of prose has, and half as many as a table of that size."""
+
+
+def _scope(state: hashlib.blake2b, question: str) -> bytes:
+    """Of the question itself, its signs: what compares meanings reads words, and sees no difference between 👍 and 👎,
+    && and ||, or ./x and /x."""
+    signs = _SIGNS.findall(question)
+    if signs:
+        state = state.copy()
+        state.update(msgspec.json.encode(signs))
+    return state.digest()
+
+
+_SIGNS: Final = re.compile(
+    r"[$&|@^=<>*\\\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\xa9\xac-\xb6\xb8\xb9\xbc-\xbf\xd7\xf7"  # ASCII, Latin-1, controls
+    r"\u0334-\u0338\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"  # struck out, invisible
+    r"\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff0-\uffff"  # invisible, right to left
+    r"\u2030-\u205e\u20a0-\u218f\u2190-\u2bff"  # money, letters as signs, arrows, mathematics, dingbats
+    r"\ue000-\uf8ff\U0001f000-\U0010ffff]"  # emoji, private ones, tags
+    r"|[~!](?=[\w=/$])|(?<!\.)\.*/"
+    r"|(?<![A-Za-z0-9_-])[A-Za-z0-9_-]++\.[A-Za-z][\w.-]*"  # names of hosts, files, members
+)
 
 
 def _uncached(fields: dict[str, Any], rules: Cache) -> str:
@@ -244,19 +331,35 @@ def _uncached(fields: dict[str, Any], rules: Cache) -> str:
     if not _RARE.isdisjoint(fields):
         if fields.get("logprobs", False) is not False or "prompt_logprobs" in fields:
             return "logprobs"
-        if any(fields.get(name) for name in _LOOKS_UP):
+        modalities = fields.get("modalities", _TEXT_ONLY)
+        if modalities != _TEXT_ONLY or fields.get("audio"):
+            return "audio" if fields.get("audio") or modalities == ["text", "audio"] else "modality"
+        tools = fields.get("tools", [])
+        if type(tools) is not list or not all(map(_is_own, tools)):
             return "search"
-        if fields.get("audio") or "audio" in (fields.get("modalities") or ()):
-            return "audio"
-        for tool in fields.get("tools") or ():
-            if type(tool) is not dict or tool.get("type", "function") not in ("function", "custom"):
-                return "search"
+    if any(fields[name] is not False and fields[name] != [] for name in fields if _searches(name)):
+        return "search"
     return ""
 
 
-_LOOKS_UP: Final = ("web_search_options", "enable_search", "search_parameters", "search_options", "plugins")
-"""Of several vendors: the answer rests on what a search finds now."""
-_RARE: Final = frozenset((*_LOOKS_UP, "logprobs", "prompt_logprobs", "audio", "modalities", "tools"))
+def _searches(name: str) -> bool:
+    """Of several vendors' fields: the answer rests on what a search finds now. An empty object turns it on, too."""
+    return ("search" in name and "beam_search" not in name) or name in _LOOKS_UP
+
+
+_LOOKS_UP: Final = frozenset({"plugins", "connectors", "grounding", "enable_enhancement"})
+_TEXT_ONLY: Final = ["text"]
+
+
+def _is_own(tool: Any) -> bool:
+    """Whether it is one that the caller runs: such are described in a field of their type's name."""
+    return type(tool) is dict and any(kind in tool and tool.get("type", kind) == kind for kind in _OWN_TOOLS)
+
+
+_OWN_TOOLS: Final = ("function", "custom")
+
+
+_RARE: Final = frozenset({"logprobs", "prompt_logprobs", "audio", "modalities", "tools"})
 _OF_TOOLS: Final = frozenset({"tool_calls", "tool_call_id", "function_call"})
 _TEXTS: Final = frozenset({"text", "refusal"})
 
@@ -275,7 +378,8 @@ def _conversation(messages: Any, rules: Cache) -> str | Bypassed | None:
             for part in content:
                 if type(part) is not dict:
                     return _UNREADABLE
-                if part.get("type") not in _TEXTS:
+                kind = part.get("type")
+                if type(kind) is not str or kind not in _TEXTS:
                     return Bypassed("attachment")
     last = messages[-1] if messages else {}
     if last.get("role") in ("tool", "function"):
@@ -284,8 +388,8 @@ def _conversation(messages: Any, rules: Cache) -> str | Bypassed | None:
     for message in reversed(messages):
         if message.get("role") == "user":
             text = _text_of(message)
-            why = intent.of(text) if text else ""
-            if why and not (why == intent.PERSONAL and rules.personal):
+            why = _depends(text, rules) if text else ""
+            if why:
                 return Bypassed(why)
             turns += 1
             if turns == _TURNS:
@@ -298,6 +402,12 @@ def _conversation(messages: Any, rules: Cache) -> str | Bypassed | None:
         elif type(content) is list and content and type(content[-1].get("text")) is str:
             question, content[-1]["text"] = content[-1]["text"], None
     return question
+
+
+def _depends(text: str, rules: Cache) -> str:
+    """On what, beside itself, its answer does; or ""."""
+    why = intent.of(text)
+    return "" if why == intent.PERSONAL and rules.personal else why
 
 
 _TURNS: Final = 2
@@ -313,19 +423,32 @@ def _text_of(message: dict[str, Any]) -> str:
     return ""
 
 
-def _not_compared(question: str | None, fields: dict[str, Any]) -> str:
+SIGNS: Final = 16
+"""Characters a token has at most, about: a question of more than `longest` times this is longer, uncounted."""
+
+
+def _not_compared(question: str | None, fields: dict[str, Any], rules: Cache) -> str:
     """Why its meaning is not compared, or ""."""
     if question is None:
         return "last_turn"
     if not question or question.isspace():
         return "empty"
+    if len(question) > rules.semantic.longest * SIGNS:
+        return "long"
     return "n" if fields.get("n", 1) != 1 else ""
 
 
 def labels_of(fields: Mapping[bytes, bytes]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(tags, ids of sources) of X-Forebay-Cache-Tags and X-Forebay-Cache-Sources, by which its answer can be purged.
-    Raises Refusal."""
-    tags, sources = fields.get(TAGS), fields.get(SOURCES)
+    Raises Refusal, also for an X-Forebay-Knowledge that is no name."""
+    tags, sources, knowledge = fields.get(TAGS), fields.get(SOURCES), fields.get(KNOWLEDGE)
+    if knowledge and not _LABEL.fullmatch(knowledge.decode("latin-1")):
+        raise errors.bad_request(
+            "X-Forebay-Knowledge must have at most 128 letters, digits and signs of _.:/@+-, not "
+            f"'{errors.shown(knowledge.decode('latin-1'))}'.",
+            param="x-forebay-knowledge",
+            code="wrong_type",
+        )
     if tags is None and sources is None:
         return (), ()
     return _listed(TAGS, tags), _listed(SOURCES, sources)

