@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from e2e.client import KEY, Answer, chat, new_id, request
-from e2e.engine import DONE, ROLE, USAGE_CHUNK, RawEngine, delta, event, streams
+from e2e.engine import DONE, ROLE, USAGE_CHUNK, RawEngine, Talk, delta, event, streams
 from forebay.cache import answers
 from forebay.cache.answers import About
 from forebay.cache.messages import Drop, Feedback, Find, Found, Heard, Kind, Purge, Store, Unanswered
@@ -127,6 +127,27 @@ def test_a_hit_that_is_sampled_is_served_and_the_engine_asked_behind_it(
     else:
         assert helped.helper.hears(Unanswered) == Unanswered(9)
     assert len(raw.requests(test)) == 1
+
+
+def test_who_asks_the_same_while_it_is_compared_waits_for_no_engine(helped: Worker, raw: RawEngine) -> None:
+    tickets = iter((21, 22, 23))
+    helped.helper.finds = lambda find: Found(
+        find.n, Kind.SEMANTIC, kept("known"), "feed" * 4, 0.97, ticket=next(tickets)
+    )
+    question, test, go = new_id("sampled"), new_id("helped"), threading.Event()
+
+    def script(talk: Talk) -> None:
+        assert go.wait(20)
+        streams(*WORDS, DONE)(talk)
+
+    raw.scripts[test] = script
+    for _ in range(3):
+        assert ask(helped, question, test).get("x-forebay-cache") == "semantic"
+    assert [helped.helper.hears(Unanswered) for _ in range(2)] == [Unanswered(22), Unanswered(23)]
+    go.set()
+    assert helped.helper.hears(Store).ticket == 21
+    assert len(raw.requests(test)) == 1
+    assert ask(helped, question, test).get("x-forebay-cache") == "exact"
 
 
 def test_a_ticket_whose_answer_is_not_kept_is_handed_back(helped: Worker, raw: RawEngine) -> None:

@@ -4,7 +4,8 @@ A request whose limits are held comes here, and then: its key (`cache.key`), the
 a flight that is under way for the same key, the helper process within its budget, an engine. What an engine answered
 for a flight is kept when its books are closed, if it is whole and fit (`cache.answers`).
 
-Mutable state: the answers in memory, and the flights by exact key and bound on max_tokens.
+Mutable state: the answers in memory, the flights by exact key and bound on max_tokens, and the keys of what is asked
+for nobody.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _JSON: Final = b"content-type: application/json\r\n"
 _EVENTS: Final = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _AT_ONCE: Final = 256
 """Followers that are settled before the event loop goes on."""
+_MOST_BEHIND: Final = 256
+"""Engines asked for nobody at once."""
 _SWEEP: Final = 0.05
 """Seconds between two slices of a purge."""
 
@@ -58,6 +61,7 @@ class Caching:
         self.telemetry = CacheTelemetry()
         self.client: CacheClient | None = None
         self.flights: dict[bytes, Flight] = {}
+        self.behind: set[bytes] = set()
         self.feedbacks = Feedbacks(self)
         self._gateway = gateway
         self._loop = loop
@@ -128,7 +132,7 @@ class Caching:
         assert part is not None
         assert part.asked is not None
         if part.shares not in self.flights and not part.wish.only:
-            self._fetch(x, 0)
+            self._behind(x, 0)
         self._hit(x, answer, Kind.STALE, now)
 
     def _read(self, x: Exchange, payload: bytes) -> Asked | Bypassed:
@@ -220,23 +224,20 @@ class Caching:
         self.telemetry.helper_seconds += found.seconds
         answer, now = answers.decode(found.answer) if found.answer else None, time()
         age = now - answer.created if answer is not None else 0.0
-        if answer is None or found.kind is Kind.MISS or age > part.wish.most_age:
+        younger = [x for x in flight.seats if x.part is not None and age > x.part.wish.most_age]
+        if answer is None or found.kind is Kind.MISS or len(younger) == len(flight.seats):
             flight.ticket = found.ticket
             part.similarity = found.similarity
             self._missed(flight, part, found.why)
             return
         exchanges = flight.dissolve()
-        younger = [x for x in exchanges if x.part is not None and age > x.part.wish.most_age]
         if younger:
             exchanges = [x for x in exchanges if x not in younger]
             self._anew(younger)
         if found.kind is not Kind.SEMANTIC:
             self.memory.put(flight.exact, answer, now)
         if found.ticket or found.kind is Kind.STALE:
-            if not part.wish.only:
-                self._fetch(exchanges[0], found.ticket)
-            elif found.ticket and self.client is not None:
-                self.client.unanswered(found.ticket)
+            self._behind(exchanges[0], found.ticket)
         for x in exchanges:
             if x.part is not None and found.kind is Kind.SEMANTIC:
                 x.part.similarity = found.similarity
@@ -279,12 +280,21 @@ class Caching:
         x.first_bytes(200)
         Replay(x, events, pace).go_on()
 
-    def _fetch(self, x: Exchange, ticket: int) -> None:
-        """Ask an engine all the same, for nobody: a fresh answer, or one that is to be compared. What was held for it
-        is what `x` held."""
-        old = x.part
-        assert old is not None
+    def _behind(self, x: Exchange, ticket: int) -> None:
+        """Ask an engine all the same, for nobody, where none is asked the same yet: for a fresh answer, or for one that
+        is to be compared."""
+        part = x.part
+        assert part is not None
+        if not part.wish.only and part.shares not in self.behind and len(self.behind) < _MOST_BEHIND:
+            self._fetch(x, part, ticket)
+        elif ticket and self.client is not None:
+            self.client.unanswered(ticket)
+
+    def _fetch(self, x: Exchange, old: Part, ticket: int) -> None:
+        """What was held for it is what `x` held. One who asks the same meanwhile shares a fresh answer; an answer that
+        is compared is not waited for, since there is one to give."""
         assert old.asked is not None
+        self.behind.add(old.shares)
         flight = Flight(self, old.shares, old.asked.exact, self.rules.answer_bytes, silent=True)
         flight.ticket = ticket
         shared = Shared(flight, request=x.request)
@@ -296,7 +306,8 @@ class Caching:
         part = y.part = Part(Kind.MISS, "refresh" if not ticket else "sampled")
         part.asked, part.facts, part.most, part.background = old.asked, old.facts, old.most, True
         part.flight = flight
-        self.flights.setdefault(flight.key, flight)
+        if not ticket:
+            self.flights.setdefault(flight.key, flight)
         self.telemetry.background.series(part.why).value += 1
         y.enter()
         flight.lead(y, shared)
@@ -366,6 +377,8 @@ class Caching:
         part = x.part
         if part is None:
             return
+        if part.background:
+            self.behind.discard(part.shares)
         if x.outcome is Outcome.HIT:
             answer = part.answer
             tokens = answer.tokens if answer is not None else NO_TOKENS
