@@ -24,6 +24,8 @@ from forebay.state.messages import Start
 from waiting import eventually
 
 T = TypeVar("T")
+PRESSING, SPENT = "scripted-pressing-0123456789", "scripted-spent-0123456789"
+"""Keys: of class vip, and with a budget that sets max_tokens to 1,000."""
 _decode = msgspec.msgpack.Decoder(Said).decode
 
 
@@ -101,8 +103,22 @@ class Worker:
             "state_dir": str(state_dir),
             "listeners": [{"address": f"127.0.0.1:{self.where[1]}"}],
             "engines": [{"name": "raw", "url": f"http://127.0.0.1:{engine.port}", "models": ["raw"]}],
-            "callers": {"keys": [{"name": "e2e", "key": KEY, "organisation": "acme"}]},
-            "ledger": {"enabled": False},
+            "callers": {
+                "keys": [
+                    {"name": "e2e", "key": KEY, "organisation": "acme"},
+                    {"name": "pressing", "key": PRESSING, "organisation": "acme", "class": "vip"},
+                    {"name": "spent", "key": SPENT, "organisation": "acme", "project": "spent"},
+                ]
+            },
+            "quotas": [
+                {
+                    "name": "little",
+                    "project": "spent",
+                    "each": "project",
+                    "tokens_per_day": 4_000,
+                    "answer_tokens": 1_000,
+                }
+            ],
             "cache": {"enabled": True, "ignored_headers": ["x-test"], **cache},
         }
         text = Config.model_validate(config).model_dump_json(by_alias=True)

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from e2e.client import KEY, Answer, chat, new_id, request
-from e2e.engine import DONE, ROLE, USAGE_CHUNK, RawEngine, delta, event, streams
+from e2e.engine import DONE, ROLE, USAGE_CHUNK, RawEngine, Talk, delta, event, streams
 from forebay.cache import answers
 from forebay.cache.answers import About
 from forebay.cache.messages import Drop, Feedback, Find, Found, Heard, Kind, Purge, Store, Unanswered
-from scripted_worker import Worker, worker
+from scripted_worker import PRESSING, SPENT, Worker, worker
 from stack import folder
 
 SEMANTIC = {"enabled": True, "budget": 5.0}
@@ -129,6 +129,27 @@ def test_a_hit_that_is_sampled_is_served_and_the_engine_asked_behind_it(
     assert len(raw.requests(test)) == 1
 
 
+def test_who_asks_the_same_while_it_is_compared_waits_for_no_engine(helped: Worker, raw: RawEngine) -> None:
+    tickets = iter((21, 22, 23))
+    helped.helper.finds = lambda find: Found(
+        find.n, Kind.SEMANTIC, kept("known"), "feed" * 4, 0.97, ticket=next(tickets)
+    )
+    question, test, go = new_id("sampled"), new_id("helped"), threading.Event()
+
+    def script(talk: Talk) -> None:
+        assert go.wait(20)
+        streams(*WORDS, DONE)(talk)
+
+    raw.scripts[test] = script
+    for _ in range(3):
+        assert ask(helped, question, test).get("x-forebay-cache") == "semantic"
+    assert [helped.helper.hears(Unanswered) for _ in range(2)] == [Unanswered(22), Unanswered(23)]
+    go.set()
+    assert helped.helper.hears(Store).ticket == 21
+    assert len(raw.requests(test)) == 1
+    assert ask(helped, question, test).get("x-forebay-cache") == "exact"
+
+
 def test_a_ticket_whose_answer_is_not_kept_is_handed_back(helped: Worker, raw: RawEngine) -> None:
     helped.helper.finds = lambda find: Found(find.n, Kind.MISS, ticket=5)
     ask(helped, new_id("cut"), play(raw, ROLE, event(delta({"content": "x"}, "length")), DONE))
@@ -178,6 +199,64 @@ def test_those_who_come_while_the_helper_thinks_share_what_it_finds(helped: Work
         client.close()
     assert len(helped.helper.asked) == 2
     assert not raw.requests(test)
+
+
+def together(
+    helped: Worker, raw: RawEngine, test: str, found: Any, *others: dict[str, str], **fields: Any
+) -> list[Answer]:
+    """One who asks, and others who come while the helper thinks; it says `found` to all that it is asked for."""
+    asked: list[Find] = []
+    helped.helper.finds = lambda find: asked.append(find)
+    question = new_id("together")
+    clients = []
+    for headers in ({}, *others):
+        clients.append(helped.client())
+        clients[-1].send(request(about(question, **fields), x_test=test, **headers))
+        if not headers:
+            helped.helper.wait_asked(1)
+    asking = threading.Thread(target=lambda: ask(helped, new_id("later"), play(raw, *WORDS, DONE)))
+    asking.start()  # behind the others on the loop
+    while not any(find.question.startswith("later") for find in asked):
+        helped.helper.wait_asked(len(asked) + 1)
+    for find in asked:
+        helped.helper.say(found(find) if find.question == question else Found(find.n, Kind.MISS))
+    asking.join(10)
+    answers = [client.read() for client in clients]
+    for client in clients:
+        client.close()
+    return answers
+
+
+def test_the_best_of_those_who_came_leads_and_the_one_who_asked_follows(helped: Worker, raw: RawEngine) -> None:
+    test = play(raw, *WORDS, DONE)
+    heard = together(helped, raw, test, lambda find: Found(find.n, Kind.MISS), {"key": PRESSING})
+    assert [a.get("x-forebay-cache") for a in heard] == ["flight", "miss"]
+    assert len({a.get("x-forebay-cache-entry") for a in heard}) == 1
+    assert len(raw.requests(test)) == 1
+    for _ in range(2):
+        helped.helper.hears(Store)
+
+
+def test_who_wants_a_younger_answer_than_the_others_gets_one(helped: Worker, raw: RawEngine) -> None:
+    test = play(raw, *WORDS, DONE)
+    found = lambda find: Found(find.n, Kind.EXACT, kept("known"), "feed" * 4)  # noqa: E731
+    heard = together(helped, raw, test, found, {"cache_control": "max-age=60"}, {"x_more": "1"})
+    assert [a.get("x-forebay-cache") for a in heard] == ["exact", "miss", "exact"]
+    assert [b'"fresh"' in a.body for a in heard] == [False, True, False]
+    for _ in range(2):
+        helped.helper.hears(Store)
+
+
+def test_who_may_have_only_a_part_of_an_answer_shares_it_with_those_only(helped: Worker, raw: RawEngine) -> None:
+    test = play(raw, *WORDS, DONE)
+    spent = {"key": SPENT}
+    heard = together(
+        helped, raw, test, lambda find: Found(find.n, Kind.MISS), spent, {"key": PRESSING}, max_tokens=None
+    )
+    assert [a.get("x-forebay-cache") for a in heard] == ["flight", "miss", "miss"]
+    assert sorted(one.json.get("max_tokens") or 0 for one in raw.requests(test)) == [0, 1_000]
+    for _ in range(3):
+        helped.helper.hears(Store)
 
 
 def test_what_must_go_goes_from_memory_too(helped: Worker, raw: RawEngine) -> None:

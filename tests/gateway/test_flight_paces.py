@@ -128,7 +128,7 @@ class Client:
 class House:
     def __init__(self, count: int, most: int = MOST) -> None:
         self.told: list[str] = []
-        self.flight = Flight(self, b"k" * 16, most)  # type: ignore[arg-type]
+        self.flight = Flight(self, b"k" * 16, b"k" * 16, most)  # type: ignore[arg-type]
         self.all = [Client(self.flight) for _ in range(count)]
         for x in self.all:
             self.flight.sit(x)  # type: ignore[arg-type]

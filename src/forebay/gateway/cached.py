@@ -33,12 +33,12 @@ class Part:
         "answer",
         "asked",
         "background",
-        "bounded",
         "entry",
         "facts",
         "flight",
         "kind",
         "left",
+        "most",
         "said",
         "similarity",
         "why",
@@ -59,12 +59,18 @@ class Part:
         self.similarity = 0.0
         self.said = b""
         """What its head says of all this."""
-        self.bounded = False
-        """Limits lowered its max_tokens."""
+        self.most = 0
+        """What limits set its max_tokens to; 0: they did not."""
         self.left = False
         """Its client left while others shared its answer."""
         self.background = False
         """It has no client: it fetches a fresh answer, or one to compare."""
+
+    @property
+    def shares(self) -> bytes:
+        """What it must have in common with those who share a flight with it."""
+        assert self.asked is not None
+        return self.asked.exact + b"%d" % self.most if self.most else self.asked.exact
 
     def say(self, reply: Reply, *, why: bool, age: float = -1.0) -> None:
         """In the head of its answer, in place of what was said before. `why`: it wants to know; `age`: seconds."""

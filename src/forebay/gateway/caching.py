@@ -4,7 +4,8 @@ A request whose limits are held comes here, and then: its key (`cache.key`), the
 a flight that is under way for the same key, the helper process within its budget, an engine. What an engine answered
 for a flight is kept when its books are closed, if it is whole and fit (`cache.answers`).
 
-Mutable state: the answers in memory, and the flights by exact key.
+Mutable state: the answers in memory, the flights by exact key and bound on max_tokens, and the keys of what is asked
+for nobody.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _JSON: Final = b"content-type: application/json\r\n"
 _EVENTS: Final = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _AT_ONCE: Final = 256
 """Followers that are settled before the event loop goes on."""
+_MOST_BEHIND: Final = 256
+"""Engines asked for nobody at once."""
 _SWEEP: Final = 0.05
 """Seconds between two slices of a purge."""
 
@@ -58,6 +61,7 @@ class Caching:
         self.telemetry = CacheTelemetry()
         self.client: CacheClient | None = None
         self.flights: dict[bytes, Flight] = {}
+        self.behind: set[bytes] = set()
         self.feedbacks = Feedbacks(self)
         self._gateway = gateway
         self._loop = loop
@@ -106,7 +110,7 @@ class Caching:
             self._bypass(x, part, asked.why)
             return
         part.asked = asked
-        part.bounded = x.held is not None and x.held.max_tokens is not None
+        part.most = (x.held.max_tokens if x.held is not None else None) or 0
         exact = asked.exact
         if wish.looks:
             now = time()
@@ -115,7 +119,7 @@ class Caching:
                 answer = self.memory.in_form(exact, answer, now, streamed=x.stream)
                 self._known(x, answer, now)
                 return
-            flight = self.flights.get(exact)
+            flight = self._joined(part, exact)
             if flight is not None and not wish.only and flight.takes(rules.followers):  # it may come to lead it
                 self._join(x, part, flight)
                 return
@@ -129,8 +133,8 @@ class Caching:
         part = x.part
         assert part is not None
         assert part.asked is not None
-        if part.asked.exact not in self.flights and not part.wish.only:
-            self._fetch(x, 0)
+        if part.shares not in self.flights and not part.wish.only:
+            self._behind(x, 0)
         self._hit(x, answer, Kind.STALE, now)
 
     def _read(self, x: Exchange, payload: bytes) -> Asked | Bypassed:
@@ -173,6 +177,15 @@ class Caching:
         else:
             x.start()
 
+    def _joined(self, part: Part, exact: bytes) -> Flight | None:
+        """The flight that it may share: of those with its bound on max_tokens, since it may come to lead it; or one
+        without, where another leads for good."""
+        flight = self.flights.get(part.shares)
+        if flight is None and part.most:
+            flight = self.flights.get(exact)
+            return flight if flight is not None and flight.status else None
+        return flight
+
     def _join(self, x: Exchange, part: Part, flight: Flight) -> None:
         part.flight = flight
         self.follows(flight, x)
@@ -182,9 +195,9 @@ class Caching:
     def _fly(self, x: Exchange, part: Part, asked: Asked) -> None:
         """Ask the helper process, where there is something to ask, and an engine."""
         rules, wish, exact = self.rules, part.wish, asked.exact
-        flight = part.flight = Flight(self, exact, rules.answer_bytes)
-        if rules.single_flight and not wish.only and not part.bounded and exact not in self.flights:
-            self.flights[exact] = flight
+        flight = part.flight = Flight(self, part.shares, exact, rules.answer_bytes)
+        if rules.single_flight and not wish.only:
+            self.flights.setdefault(flight.key, flight)
         flight.sit(x)
         client = self.client
         why = ""
@@ -214,19 +227,21 @@ class Caching:
             return
         self.telemetry.helper_seconds += found.seconds
         answer, now = answers.decode(found.answer) if found.answer else None, time()
-        if answer is None or found.kind is Kind.MISS or now - answer.created > part.wish.most_age:
+        age = now - answer.created if answer is not None else 0.0
+        younger = [x for x in flight.seats if x.part is not None and age > x.part.wish.most_age]
+        if answer is None or found.kind is Kind.MISS or len(younger) == len(flight.seats):
             flight.ticket = found.ticket
             part.similarity = found.similarity
             self._missed(flight, part, found.why)
             return
         exchanges = flight.dissolve()
+        if younger:
+            exchanges = [x for x in exchanges if x not in younger]
+            self._anew(younger)
         if found.kind is not Kind.SEMANTIC:
             self.memory.put(flight.exact, answer, now)
         if found.ticket or found.kind is Kind.STALE:
-            if not part.wish.only:
-                self._fetch(exchanges[0], found.ticket)
-            elif found.ticket and self.client is not None:
-                self.client.unanswered(found.ticket)
+            self._behind(exchanges[0], found.ticket)
         for x in exchanges:
             if x.part is not None and found.kind is Kind.SEMANTIC:
                 x.part.similarity = found.similarity
@@ -236,6 +251,9 @@ class Caching:
         part.why = why
         if not part.wish.only:
             flight.depart()
+            first = next(iter(flight.seats), None)
+            if first is not None and first is not flight.leader:  # one of a better class leads, who came behind it
+                self.follows(flight, first)
             return
         for x in flight.dissolve():
             self.telemetry.asked(x.entry.name, Kind.MISS)
@@ -266,13 +284,22 @@ class Caching:
         x.first_bytes(200)
         Replay(x, events, pace).go_on()
 
-    def _fetch(self, x: Exchange, ticket: int) -> None:
-        """Ask an engine all the same, for nobody: a fresh answer, or one that is to be compared. What was held for it
-        is what `x` held."""
-        old = x.part
-        assert old is not None
+    def _behind(self, x: Exchange, ticket: int) -> None:
+        """Ask an engine all the same, for nobody, where none is asked the same yet: for a fresh answer, or for one that
+        is to be compared."""
+        part = x.part
+        assert part is not None
+        if not part.wish.only and part.shares not in self.behind and len(self.behind) < _MOST_BEHIND:
+            self._fetch(x, part, ticket)
+        elif ticket and self.client is not None:
+            self.client.unanswered(ticket)
+
+    def _fetch(self, x: Exchange, old: Part, ticket: int) -> None:
+        """What was held for it is what `x` held. One who asks the same meanwhile shares a fresh answer; an answer that
+        is compared is not waited for, since there is one to give."""
         assert old.asked is not None
-        flight = Flight(self, old.asked.exact, self.rules.answer_bytes, silent=True)
+        self.behind.add(old.shares)
+        flight = Flight(self, old.shares, old.asked.exact, self.rules.answer_bytes, silent=True)
         flight.ticket = ticket
         shared = Shared(flight, request=x.request)
         front = x.front if x.front.class_ is Class.LOW else x.front.lowered(Class.LOW)
@@ -281,9 +308,10 @@ class Caching:
         y.held, x.held = x.held, None
         y.prompt_tokens, y.counted = x.prompt_tokens, x.counted
         part = y.part = Part(Kind.MISS, "refresh" if not ticket else "sampled")
-        part.asked, part.facts, part.bounded, part.background = old.asked, old.facts, old.bounded, True
+        part.asked, part.facts, part.most, part.background = old.asked, old.facts, old.most, True
         part.flight = flight
-        self.flights.setdefault(flight.exact, flight)
+        if not ticket:
+            self.flights.setdefault(flight.key, flight)
         self.telemetry.background.series(part.why).value += 1
         y.enter()
         flight.lead(y, shared)
@@ -324,27 +352,27 @@ class Caching:
         self._anew(waiting)
 
     def over(self, flight: Flight) -> None:
-        if self.flights.get(flight.exact) is flight:
-            del self.flights[flight.exact]
+        if self.flights.get(flight.key) is flight:
+            del self.flights[flight.key]
 
     def soon(self, what: Callable[[], None]) -> None:
         self._loop.call_soon(what)
 
     def _anew(self, waiting: list[Exchange]) -> None:
-        """What they waited for cannot be given to them in their form: they share one in theirs."""
-        if not waiting:
-            return
-        part = waiting[0].part
-        assert part is not None
-        assert part.asked is not None
-        flight = Flight(self, part.asked.exact, self.rules.answer_bytes)
-        if self.rules.single_flight:
-            self.flights.setdefault(flight.exact, flight)
+        """What they waited for cannot be given to them: those who may share one get one of their own."""
+        by_key: dict[bytes, Flight] = {}
         for x in waiting:
-            if x.part is not None:
-                x.part.flight = flight
+            part = x.part
+            assert part is not None
+            assert part.asked is not None
+            flight = by_key.get(part.shares)
+            if flight is None:
+                flight = by_key[part.shares] = Flight(self, part.shares, part.asked.exact, self.rules.answer_bytes)
+                if self.rules.single_flight:
+                    self.flights.setdefault(flight.key, flight)
+                self.soon(flight.depart)
+            part.flight = flight
             flight.sit(x)
-        self.soon(flight.depart)
 
     # --- when books are closed ---------------------------------------------------------------------------------------
 
@@ -353,6 +381,8 @@ class Caching:
         part = x.part
         if part is None:
             return
+        if part.background:
+            self.behind.discard(part.shares)
         if x.outcome is Outcome.HIT:
             answer = part.answer
             tokens = answer.tokens if answer is not None else NO_TOKENS
@@ -439,7 +469,7 @@ class Caching:
             found = answers.from_stream(flight.events(), about, usage=usage, length=True)
         else:
             found = Unfit.LARGE
-        why = keeping.unfit(found, self.rules, stores=part.wish.stores, bounded=part.bounded)
+        why = keeping.unfit(found, self.rules, stores=part.wish.stores, bounded=bool(part.most))
         self.telemetry.kept.series(why or "kept").value += 1
         if not why and isinstance(found, Answer):
             part.entry = found.id

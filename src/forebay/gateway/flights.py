@@ -67,7 +67,8 @@ class Host(Protocol):
 
 
 class Flight:
-    """`most`: bytes that its log may have. `silent`: nobody need sit in it for it to go on.
+    """`key`: what those who share it have in common. `most`: bytes that its log may have. `silent`: nobody need sit
+    in it for it to go on.
 
     Mutable state: the seats, the log, and how the answer stands.
     """
@@ -92,6 +93,7 @@ class Flight:
         "held",
         "hides_usage",
         "keeps",
+        "key",
         "leader",
         "restarts",
         "seats",
@@ -104,9 +106,10 @@ class Flight:
         "ticket",
     )
 
-    def __init__(self, host: Host, exact: bytes, most: int, *, silent: bool = False) -> None:
+    def __init__(self, host: Host, key: bytes, exact: bytes, most: int, *, silent: bool = False) -> None:
         self._host = host
         self._most = most
+        self.key = key
         self.exact = exact
         self.silent = silent
         self.seats: dict[Exchange, Seat] = {}
