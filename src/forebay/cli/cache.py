@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import typer
 
+from forebay.cli import cache_eval, cache_prefix
 from forebay.cli.adminsocket import EX_UNAVAILABLE, AdminSocket
 from forebay.cli.main import USAGE
 from forebay.cli.reach import ConfigOption, JsonOption, StateOption
@@ -20,9 +21,15 @@ from forebay.errors import shown
 from forebay.state.messages import admin_socket
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Cached answers: what they save, what they are; forget some."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Caches: what they save, what they hold, how often they are wrong; forget some; prompt caches.",
 )
+app.command("fit")(cache_eval.fit)
+app.command("eval")(cache_eval.evaluate)
+app.command("prefix")(cache_prefix.command)
 _COMMAND: Final = "forebay cache"
+_AT_LEAST: Final = 0.9
 
 PartitionOption = Annotated[
     str,
@@ -44,7 +51,11 @@ def stats(
     config: ConfigOption = None,
     state_dir: StateOption = None,
 ) -> None:
-    """Show how many requests were answered from caches, what that saved, and how many of the hits may be wrong."""
+    """Show how many requests were answered from caches, what that saved, and how many of the hits may be wrong.
+
+    Models, answers and memory are counted by workers, for all together; partitions, languages and wrong hits by the
+    helper process: these alone with --partition.
+    """
     admin = _reach(config, state_dir)
     found = admin.ask("GET", f"/cache?{urlencode({'partition': partition, 'most': most})}")
     if as_json_:
@@ -52,7 +63,7 @@ def stats(
         return
     from forebay.cli.cache_view import show_stats
 
-    show_stats(found)
+    show_stats(found, partition)
 
 
 @app.command()
@@ -96,8 +107,11 @@ def purge(
     version: Annotated[str, typer.Option("--version", metavar="VERSION", help="Of this version.")] = "",
     like: LikeOption = "",
     at_least: Annotated[
-        float, typer.Option("--at-least", min=0.01, max=1.0, metavar="COSINE", help="How alike, with --like.")
-    ] = 0.9,
+        float | None,
+        typer.Option(
+            "--at-least", min=0.01, max=1.0, metavar="COSINE", help=f"How alike, with --like.  [default: {_AT_LEAST}]"
+        ),
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
     as_json_: JsonOption = False,
     config: ConfigOption = None,
@@ -121,8 +135,10 @@ def purge(
         _fail("say what is to be forgotten, by one or more options, or --all", USAGE)
     if asked and all_:
         _fail(f"--all is everything, but --{next(iter(asked))} is given, too", USAGE)
+    if at_least is not None and not like:
+        _fail("--at-least says how alike to what: give --like, too", USAGE)
     admin = _reach(config, state_dir)
-    body = {"all": True} if all_ else {**asked, "at_least": at_least}
+    body = {"all": True} if all_ else {**asked, "at_least": _AT_LEAST if at_least is None else at_least}
     answer = admin.ask("POST", "/cache/purge", body)
     if as_json_:
         print(json.dumps(answer))

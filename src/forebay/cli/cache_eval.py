@@ -134,7 +134,7 @@ def _open(name: str) -> Embedder:
         rules = Semantic(embedder=name, embedder_key=os.environ.get("FOREBAY_EMBEDDER_KEY", ""))
         return open_embedder(rules.embedder, rules.embedder_key, rules.longest)
     except ValidationError as e:
-        raise _Cannot(f"--embedder {name}: {e.errors()[0]['msg']}") from None
+        raise _Cannot(f"--embedder {name}: {e.errors()[0]['msg'].removeprefix('Value error, ')}") from None
     except (EmbedderMissing, EmbedderUnavailable) as e:
         raise _Cannot(str(e)) from None
 
@@ -186,7 +186,7 @@ def _show_fitted(fitted: Fitted, pairs: int, out: Path) -> None:
     table.add_column("traps", justify="right")
     for language, rungs in fitted.passed.items():
         for i, p in enumerate(rungs):
-            table.add_row(language or "?" if i == 0 else "", f"{p.threshold:.2f}", f"{p.same:.1%}", f"{p.traps:.1%}")
+            table.add_row(language or "?" if i == 0 else "", f"{p.threshold:.3f}", f"{p.same:.1%}", f"{p.traps:.1%}")
     console.print(table)
     console.print(f"Of {pairs:,} pairs the guard left {fitted.pairs:,}. Written to {out}; in forebay.yaml:")
     console.print(f"  cache: {{semantic: {{embedder: {fitted.embedder}, verifier: {out}}}}}")
@@ -230,7 +230,7 @@ def _show(console: Console, name: str, decided: Sequence[Decided]) -> None:
         if not d.hit:
             whys[d.why] = whys.get(d.why, 0) + 1
     text = ", ".join(f"{why} {count}" for why, count in sorted(whys.items(), key=lambda item: -item[1]))
-    console.print(f"Not served, why: {text}\n")
+    console.print(f"Not served, why: {text or 'all is served'}.\n")
 
 
 def _as_json(decided: Sequence[Decided]) -> dict[str, object]:

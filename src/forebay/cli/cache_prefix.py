@@ -22,7 +22,9 @@ def command(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this model, by the engine's own name.")
     ] = None,
-    org: Annotated[str | None, typer.Option("--org", metavar="NAME", help="Only this organisation.")] = None,
+    organisation: Annotated[
+        str | None, typer.Option("--organisation", metavar="NAME", help="Only this organisation.")
+    ] = None,
     as_json_: JsonOption = False,
     config: ConfigOption = None,
     state_dir: StateOption = None,
@@ -42,7 +44,7 @@ def command(
     rows = [
         row
         for row in answer["groups"]
-        if (model is None or row["model"] == model) and (org is None or row["organisation"] == org)
+        if (model is None or row["model"] == model) and (organisation is None or row["organisation"] == organisation)
     ]
     if as_json_:
         print(json.dumps({**answer, "groups": rows}, ensure_ascii=False, indent=2))

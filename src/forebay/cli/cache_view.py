@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from forebay.errors import shown
 
@@ -15,18 +16,47 @@ _KINDS: Final = ("exact", "semantic", "stale", "flight", "miss", "bypass")
 _HITS: Final = ("exact", "semantic", "stale", "flight")
 _QUESTION: Final = 60
 """Characters of a question, and of an answer, in a list."""
+_WIDE: Final = 110
+"""Columns of a terminal that has room for answers beside questions."""
 _WHYS: Final = 3
 """Reasons named in one cell."""
+_FOLDED: Final = ("model", "partition", "question", "answer", "near misses")
+_WORDS: Final = (*_FOLDED, "served", "lang.", "entry")
 
 Rows = list[dict[str, Any]]
 
 
-def show_stats(found: Mapping[str, Any]) -> None:
+def show_stats(found: Mapping[str, Any], partition: str = "") -> None:
+    """`partition`: what was asked for; of partitions the helper process alone knows."""
     out = _console()
     if not found["enabled"]:
         out.print("cache.enabled is false: no answer is given again.")
-    workers: Mapping[str, Rows] = found["workers"]
-    _models(out, workers, found["currency"])
+    if not partition:
+        _of_workers(out, found["workers"], found["currency"])
+    helper = found["helper"]
+    if helper is None:
+        out.print(f"Helper process: {found['why']}")
+        return
+    if partition and not helper["partitions"]:
+        out.print(f"No partition {shown(partition)} has looked anything up.")
+        return
+    if partition:
+        looking, keeping = (_span(helper["total"][name]) for name in ("seconds", "keeping"))
+        out.print(f"Of {shown(partition)}: {looking} of looking up, {keeping} of keeping and comparing.")
+    else:
+        _costs(out, found["workers"], helper["total"])
+    if helper["partitions"]:
+        out.print()
+        _partitions(out, helper["partitions"])
+        out.print()
+    if helper["semantic"].get("learned") or any(count.get("learned") for count in helper["partitions"].values()):
+        _learned(out, helper)
+        out.print()
+    _store(out, helper)
+
+
+def _of_workers(out: Console, workers: Mapping[str, Rows], currency: str) -> None:
+    _models(out, workers, currency)
     for name, title in (("bypasses", "Not looked for"), ("answers", "Engines' answers")):
         if counts := _by(workers.get(name, []), "why" if name == "bypasses" else "result"):
             out.print(f"{title}: {_named(counts, len(counts))}.")
@@ -36,13 +66,6 @@ def show_stats(found: Mapping[str, Any]) -> None:
         out.print(f"In workers' memory: {entries:,.0f} answers, {_size(held)}; {evicted:,.0f} left for want of room.")
     if lookups := _by(workers.get("lookups", []), "result"):
         out.print(f"Look-ups at the helper process: {_named(lookups, len(lookups))}.")
-    helper = found["helper"]
-    if helper is None:
-        out.print(f"Helper process: {found['why']}")
-        return
-    _costs(out, workers, helper["total"])
-    _partitions(out, helper)
-    _store(out, helper)
 
 
 def _costs(out: Console, workers: Mapping[str, Rows], total: Mapping[str, Any]) -> None:
@@ -62,87 +85,71 @@ def _models(out: Console, workers: Mapping[str, Rows], currency: str) -> None:
     if not by_model:
         out.print("No request was looked up since the gateway started.")
         return
-    tokens = _by(workers.get("saved_tokens", []), "model")
-    money = _by(workers.get("saved_nano", []), "model")
-    seconds = _by(workers.get("saved_milliseconds", []), "model")
-    table = _table("model", "requests", *_KINDS, "hits", "tokens saved", f"saved, {currency}", "engine time saved")
     total: dict[str, float] = {}
-    for model, kinds in sorted(by_model.items(), key=lambda item: -sum(item[1].values())):
-        table.add_row(*_model(model, kinds, tokens.get(model, 0), money.get(model, 0), seconds.get(model, 0)))
+    asked = sorted(by_model.items(), key=lambda item: -sum(item[1].values()))
+    for _, kinds in asked:
         for kind, value in kinds.items():
             total[kind] = total.get(kind, 0) + value
-    if len(by_model) > 1:
-        sums = (sum(each.values()) for each in (tokens, money, seconds))
-        table.add_row(*_model("all", total, *sums), style="bold")
-    out.print(table)
+    counts = _table("model", "requests", *_KINDS, "hits")
+    saved = _table("model", "tokens saved", f"saved, {currency}", "engine time saved")
+    sums = [_by(workers.get(name, []), "model") for name in ("saved_tokens", "saved_nano", "saved_milliseconds")]
+    for model, kinds in asked:
+        counts.add_row(*_counts(model, kinds))
+        saved.add_row(*_saved(model, *(each.get(model, 0) for each in sums)))
+    if len(asked) > 1:
+        counts.add_row(*_counts("all", total), style="bold")
+        saved.add_row(*_saved("all", *(sum(each.values()) for each in sums)), style="bold")
+    out.print(counts)
+    out.print()
+    out.print(saved)
+    out.print()
 
 
-def _model(name: str, kinds: Mapping[str, float], tokens: float, nano: float, milliseconds: float) -> list[str]:
+def _counts(name: str, kinds: Mapping[str, float]) -> list[str]:
     asked = sum(kinds.values())
     looked = asked - kinds.get("bypass", 0)
     hits = sum(kinds.get(kind, 0) for kind in _HITS)
-    return [
-        name,
-        f"{asked:,.0f}",
-        *(f"{kinds.get(kind, 0):,.0f}" for kind in _KINDS),
-        f"{hits / looked:.1%}" if looked else "-",
-        f"{tokens:,.0f}",
-        f"{nano / 1e9:,.4f}",
-        _span(milliseconds / 1000),
-    ]
+    each = (f"{kinds.get(kind, 0):,.0f}" for kind in _KINDS)
+    return [name, f"{asked:,.0f}", *each, f"{hits / looked:.1%}" if looked else "-"]
 
 
-def _partitions(out: Console, helper: Mapping[str, Any]) -> None:
-    """The helper's own view: whose answers, how often a similar question was answered, and how often wrongly."""
-    partitions: Mapping[str, Mapping[str, Any]] = helper["partitions"]
-    if not partitions:
-        return
-    table = _table(
-        "partition",
-        "looked up",
-        "exact",
-        "semantic",
-        "near misses",
-        "feedback",
-        "language",
-        "bar",
-        "labels",
-        "wrong hits",
-    )
+def _saved(name: str, tokens: float, nano: float, milliseconds: float) -> list[str]:
+    return [name, f"{tokens:,.0f}", f"{nano / 1e9:,.4f}", _span(milliseconds / 1000)]
+
+
+def _partitions(out: Console, partitions: Mapping[str, Mapping[str, Any]]) -> None:
+    """The helper's own view: whose answers, and how often a similar question was answered."""
+    table = _table("partition", "looked up", "exact", "semantic", "good", "bad", "near misses")
     for name, count in partitions.items():
         misses = {why: n for why, n in count["misses"].items() if why}
-        learned = count.get("learned") or [None]
-        for i, standing in enumerate(learned):
-            own = (
-                (
-                    name,
-                    f"{count['looked']:,}",
-                    f"{count['exact'] + count['stale']:,}",
-                    f"{count['semantic']:,}",
-                    _named(misses, _WHYS) if misses else "-",
-                    f"+{count['good']:,} -{count['bad']:,}",
-                )
-                if i == 0
-                else ("",) * 6
-            )
-            table.add_row(*own, *_standing(standing))
+        numbers = (count["looked"], count["exact"] + count["stale"], count["semantic"], count["good"], count["bad"])
+        table.add_row(name, *(f"{n:,}" for n in numbers), _named(misses, _WHYS) if misses else "-")
+    out.print("Asked of the helper process, where a worker's memory had nothing; and feedback:")
     out.print(table)
 
 
-def _standing(standing: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
+def _learned(out: Console, helper: Mapping[str, Any]) -> None:
+    """What is served of questions that mean the same, and how much of that is wrong."""
+    table = _table("partition", "lang.", "served", "labels", "wrong hits", "95 % within")
+    for name, count in helper["partitions"].items():
+        for i, standing in enumerate(count.get("learned") or ()):
+            table.add_row(name if i == 0 else "", *_standing(standing))
+    for i, standing in enumerate(helper["semantic"].get("learned") or ()):
+        table.add_row("all" if i == 0 else "", *_standing(standing))
+    out.print("What is served of questions that mean the same, and how many of these hits are wrong:")
+    out.print(table)
+
+
+def _standing(standing: Mapping[str, Any]) -> tuple[str, ...]:
     """What was learned of one language: where the bar is, by how many labels, and the share of wrong hits with its
     interval."""
-    if standing is None:
-        return "-", "-", "-", "-"
     bar = standing["state"]
-    if standing["state"] in ("certified", "shipped", "fixed"):
+    if bar in ("certified", "shipped", "fixed"):
         bar += f" ≥ {standing['threshold']:.3f}"
-    wrong = (
-        f"{standing['estimate']:.2%} ({standing['low']:.2%} - {standing['high']:.2%})"
-        if standing["labels"]
-        else "not known"
-    )
-    return standing["language"], bar, f"{standing['labels']:,}", wrong
+    wrong = "not known", "-"
+    if standing["labels"]:
+        wrong = f"{standing['estimate']:.2%}", f"{standing['low']:.2%} - {standing['high']:.2%}"
+    return standing["language"], bar, f"{standing['labels']:,}", *wrong
 
 
 def _store(out: Console, helper: Mapping[str, Any]) -> None:
@@ -161,20 +168,23 @@ def _store(out: Console, helper: Mapping[str, Any]) -> None:
         f"{semantic['index']}, by {semantic['embedder']}; mode {semantic['mode']}, "
         f"at most {semantic['delta']:.2%} wrong."
     )
-    for standing in semantic.get("learned") or ():
-        language, bar, labels, wrong = _standing(standing)
-        out.print(f"  {language}: {bar}, {labels} labels, wrong hits {wrong}")
 
 
 def show_entries(entries: Rows) -> None:
-    alike = any("similarity" in entry for entry in entries)
-    table = _table("entry", *(["cosine"] if alike else []), "age", "fresh for", "partition", "question", "answer")
+    out = _console()
+    alike = ["cosine"] if any("similarity" in entry for entry in entries) else []
+    texts = ["question", "answer"] if out.width >= _WIDE else ["question"]
+    table = _table("entry", *alike, "age", "fresh for", "partition", *texts)
     for entry in entries:
-        cosine = [f"{entry['similarity']:.3f}" if "similarity" in entry else "-"] if alike else []
+        cosine = [f"{entry['similarity']:.3f}" if "similarity" in entry else "-" for _ in alike]
         left = _span(entry["fresh_for"]) if entry["fresh_for"] > 0 else "over"
-        texts = (shown(entry[name], _QUESTION) if entry.get(name) else "-" for name in ("question", "answer"))
-        table.add_row(entry["entry"], *cosine, _span(entry["age"]), left, entry["partition"], *texts)
-    _console().print(table)
+        told = (_line(entry.get(name) or "-") for name in texts)
+        table.add_row(entry["entry"], *cosine, _span(entry["age"]), left, entry["partition"], *told)
+    out.print(table)
+
+
+def _line(text: str) -> Text:
+    return Text(shown(text, _QUESTION), no_wrap=True, overflow="ellipsis")
 
 
 def show_entry(entry: Mapping[str, Any]) -> None:
@@ -245,8 +255,8 @@ def _span(seconds: float) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        words = column in ("model", "partition", "question", "answer", "near misses", "bar", "language", "entry")
-        table.add_column(column, overflow="fold", justify="left" if words else "right", no_wrap=column == "entry")
+        words = column in _WORDS
+        table.add_column(column, overflow="fold", justify="left" if words else "right", no_wrap=column not in _FOLDED)
     return table
 
 

@@ -48,15 +48,16 @@ COMMANDS = MappingProxyType(
         "ledger": Command(
             "forebay.cli.ledger", "app", "Verify the ledger's books, see how far they are, and correct them."
         ),
-        "cache": Command("forebay.cli.cache", "app", "Cached answers: what they save, what they are; forget some."),
+        "cache": Command(
+            "forebay.cli.cache",
+            "app",
+            "Caches: what they save, what they hold, how often they are wrong; forget some; prompt caches.",
+        ),
         "alerts": Command("forebay.cli.alerts", "app", "List alerts, and test the receivers of alerts."),
         "launch": Command(
             "forebay.cli.launch",
             "command",
             "Start the engines that the configuration describes, and keep them running.",
-        ),
-        "cache prefix": Command(
-            "forebay.cli.cache_prefix", "command", "Show how much of prompts engines find cached, and what breaks it."
         ),
         "engines": Command("forebay.cli.engines", "app", "List, add, drain and remove engines of the running gateway."),
         "prices": Command("forebay.cli.prices", "app", "Show and check what models cost."),
@@ -68,12 +69,6 @@ COMMANDS = MappingProxyType(
         "bench": Command("forebay.cli.bench", "command", "Load an OpenAI-compatible server and measure its latencies."),
         "bench compare": Command(
             "forebay.cli.bench_compare", "command", "Compare two results of forebay bench --json."
-        ),
-        "cache fit": Command(
-            "forebay.cli.cache_eval", "fit", "Fit the semantic cache's verifier to labelled pairs of questions."
-        ),
-        "cache eval": Command(
-            "forebay.cli.cache_eval", "evaluate", "Show what the semantic cache would serve of labelled pairs."
         ),
         "plan": Command("forebay.cli.plan", "command", "Plan capacity: GPUs, what they carry, what it costs."),
         "simulate": Command("forebay.cli.simulate", "command", "Simulate a workload on modelled engines."),
