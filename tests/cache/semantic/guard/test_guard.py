@@ -67,6 +67,10 @@ SAME = [
     ("手机号怎么解绑", "怎样解除手机号的绑定"),
     ("什么时候发货", "几时寄出"),
     ("北京到上海的火车票多少钱", "从北京去上海的火车票要多少钱"),
+    ("我怎么退款", "你们怎么退款"),
+    ("我要退款怎么办", "要退款怎么办"),
+    ("风和日丽是什么意思", "风和日丽的意思是什么呢"),
+    ("How do you get there?", "How do I get there?"),
     ("How do I reset my password?", "What are the steps to reset my password?"),
     ("How do I reset my pasword", "how can i reset my password??"),
     ("What is the reason for the delay?", "Why the delay?"),
@@ -88,6 +92,39 @@ def test_questions_that_differ_in_form_alone_are_identical(a: str, b: str) -> No
     for one, other in ((a, b), (b, a)):
         verdict = compare(one, other)
         assert (verdict.conflict, verdict.identical) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("风和日丽是什么意思", "风和日丽的丽是什么意思"),
+        ("内卷是什么意思", "被内卷是什么意思"),
+        ("厚道是什么意思", "真厚道是什么意思"),
+        ("床前明月光的下一句是什么", "床前明月光的上一句是什么"),
+        ("你最喜欢的菜是什么", "我最喜欢的菜是什么"),
+        ("他是个什么样的人", "她是个什么样的人"),
+        ("同桌喜欢我怎么办", "我喜欢同桌怎么办"),
+        ("朋友把我拉黑了怎么办", "我把朋友拉黑了怎么办"),
+        ("你觉得我怎么样", "我觉得你怎么样"),
+        ("刘备救了谁", "谁救了刘备"),
+        ("这所学校有研究生吗", "这所学校是研究生吗"),
+        ("如何在深圳找工作", "去深圳找工作如何"),
+        ("南昌大学怎么了", "怎么去南昌大学"),
+        ("护照丢了要挂失吗", "护照丢了挂失要本人去吗"),
+        ("运动后喝什么好", "运动后吃什么好"),
+        ("一点五乘以四等于多少", "五乘以四等于多少"),
+        ("三亚和海口哪个好", "三亚哪个海口好"),
+        ("感冒了怎么办", "总是感冒怎么办"),
+        ("What is a hero?", "What is the hero of heroes?"),
+        ("Should I tell him that I like him?", "Should I tell her that I like her?"),
+        ("Do boys like tall girls?", "Do girls like tall boys?"),
+        ("Can there be law without justice?", "Can there be justice without law?"),
+        ("How do I find the factors of a number?", "How do I find the even factors of a number?"),
+    ],
+)
+def test_persons_roles_and_little_words_are_more_than_form(a: str, b: str) -> None:
+    assert not compare(a, b).identical
+    assert not compare(b, a).identical
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from forebay.cache.semantic.guard.forms import derived
 from forebay.cache.semantic.guard.reading import Token
 
 __all__ = ["Aligned", "align", "changed", "exchanged", "sequence", "weigh"]
+
+_COUNTED: Final = frozenset({"number", "char"})
+"""Said twice they are something else than said once: 喜出望外, 喜出望外的望."""
 
 
 @dataclass(slots=True)
@@ -18,6 +22,8 @@ class Aligned:
     synonyms: int
     derived: int
     equal: float
+    again: int = 0
+    """Tokens that are left over, but whose meaning is among what is shared."""
 
 
 def align(one: tuple[Token, ...], other: tuple[Token, ...]) -> Aligned:
@@ -39,7 +45,7 @@ def align(one: tuple[Token, ...], other: tuple[Token, ...]) -> Aligned:
             equal += token.weight
         else:
             rest.append(at)
-    synonyms = forms = 0
+    synonyms = forms = again = 0
     lonely: list[int] = []
     for at in rest:
         token = one[at]
@@ -83,10 +89,13 @@ def align(one: tuple[Token, ...], other: tuple[Token, ...]) -> Aligned:
         said = frozenset[str]().union(
             *(senses for at, place in pairs for senses in (one[at].senses & other[place].senses,))
         )
-        left = [token for token in left if token.sort == "number" or said.isdisjoint(token.senses)]
-        right = [token for token in right if token.sort == "number" or said.isdisjoint(token.senses)]
+        every = left + right
+        left = [token for token in left if token.sort in _COUNTED or said.isdisjoint(token.senses)]
+        right = [token for token in right if token.sort in _COUNTED or said.isdisjoint(token.senses)]
+        kept = {id(token) for token in left + right}
+        again = sum(token.weight > 0.3 and id(token) not in kept for token in every)
     pairs.sort()
-    return Aligned(pairs, left, right, synonyms, forms, equal)
+    return Aligned(pairs, left, right, synonyms, forms, equal, again)
 
 
 def _typed_wrong(one: Token, other: Token) -> bool:

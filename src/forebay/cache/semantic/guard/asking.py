@@ -15,6 +15,9 @@ _FINE: Final = frozenset(
     for pair in (
         ("what", "which"),
         ("how", "fix"),
+        ("how", "rate"),
+        ("what", "rate"),
+        ("which", "rate"),
         ("what", "fix"),
         ("how", "possible"),
         ("whether", "possible"),

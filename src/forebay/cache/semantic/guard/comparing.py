@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from forebay.cache.semantic.guard.aligning import align, changed, exchanged, sequence, weigh
 from forebay.cache.semantic.guard.asking import asked_for
 from forebay.cache.semantic.guard.forms import words
+from forebay.cache.semantic.guard.framing import differs, parted
 from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.ordering import order, same_roles
 from forebay.cache.semantic.guard.reading import Reading, Token, read
@@ -45,6 +46,7 @@ FEATURES: Final = (
     "entities",  # names and ids left over
     "numbers",  # left over
     "scopes",  # only, all, another, … on one side
+    "framed",  # pronouns and little words that differ, words said twice
     "order",  # share of aligned pairs that stand the other way round
     "conflict",
     "identical",
@@ -95,7 +97,8 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     question = asked_for(one, other)
     modality = _sets(one.modals, other.modals)
     tense = _tense(one.tenses, other.tenses)
-    person = _person(one, other)
+    person = 1.0 if parted(one.framing, other.framing) else _person(one, other)
+    framed = aligned.again + differs(one.framing, other.framing, one.questions | other.questions)
     scopes = list((Counter(one.scopes) - Counter(other.scopes)).elements())
     scopes += (Counter(other.scopes) - Counter(one.scopes)).elements()
     if {"before", "after"} <= set(scopes):
@@ -154,10 +157,11 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     identical = (
         not conflict
         and same
-        and not (question or modality or tense or person)
+        and not (question or modality or tense or person or framed)
         and any(one.tokens[at].weight > 0.3 for at, _ in aligned.pairs)
         and same_roles(one, other, aligned)
-        and (not inversions or len(aligned.pairs) <= _SHORT)
+        and one.linked == other.linked
+        and (not inversions or (len(aligned.pairs) <= _SHORT and not one.scopes))
     ) or one.text == other.text
     if identical:
         conflict = ""
@@ -188,6 +192,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         float(len(entities)),
         float(len(numbers)),
         float(len(scopes)),
+        float(framed),
         inversions,
         float(bool(conflict)),
         float(identical),

@@ -38,10 +38,14 @@ def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
             a, b = others[pairs[i][1]], others[pairs[j][1]]
             if both_linked:
                 continue
-            if not x.kinds.isdisjoint(y.kinds) or (x.sort == y.sort and x.sort in ("name", "number")):
+            if (
+                not x.kinds.isdisjoint(y.kinds)
+                or _opposite(x, y)
+                or (x.sort == y.sort and x.sort in ("name", "number"))
+            ):
                 kept = x.role == a.role and y.role == b.role and not _DIRECTED.isdisjoint((x.role, y.role))
                 swapped = swapped or (not kept and x.key != y.key)
-            elif x.sort == y.sort == "char" and pairs[j][0] == pairs[i][0] + 1 and pairs[i][1] == pairs[j][1] + 1:
+            elif len(x.key) == len(y.key) == 1 and pairs[j][0] == pairs[i][0] + 1 and pairs[i][1] == pairs[j][1] + 1:
                 swapped = swapped or x.key != y.key
             elif whole and j > i + 1 and any(pairs[j][1] < pairs[k][1] < pairs[i][1] for k in range(i + 1, j)):
                 loose = not _WITHIN.isdisjoint((x.role, y.role, a.role, b.role))
@@ -61,9 +65,16 @@ def same_roles(one: Reading, other: Reading, aligned: Aligned) -> bool:
     return True
 
 
+def _opposite(one: Token, other: Token) -> bool:
+    opposite = LEXICON.opposite
+    return any(
+        (poles := opposite.get(sense)) is not None and not poles.isdisjoint(other.senses) for sense in one.senses
+    )
+
+
 def _alike(one: Token, other: Token) -> bool:
     """They could change places in a sentence."""
-    if any(not LEXICON.opposite.get(sense, other.kinds).isdisjoint(other.senses) for sense in one.senses):
+    if _opposite(one, other):
         return True
     return not one.kinds.isdisjoint(other.kinds) or one.sort == other.sort == "name" or not (one.known or other.known)
 

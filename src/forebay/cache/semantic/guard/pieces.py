@@ -130,7 +130,7 @@ def _segment(found: list[Piece], run: str) -> None:
         value, digits = numerals.han(run, at)
         for length in range(min(longest, len(run) - at), 0, -1):
             word = run[at : at + length]
-            if length <= digits and length < 2:
+            if length < digits or length == digits == 1:
                 continue
             if (entry := chinese.get(word)) is not None or (word in numerals.UNITS and length > 1):
                 if length == 2 and word[0] == "不" and found and found[-1].text + word[1] in chinese:

@@ -7,6 +7,7 @@ from operator import add
 from typing import Final, NamedTuple
 
 from forebay.cache.semantic.guard.forms import words
+from forebay.cache.semantic.guard.framing import PRONOUNS, Framing
 from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.pieces import Piece, cut, normal
 from forebay.cache.semantic.guard.values import valued
@@ -26,6 +27,10 @@ _TENSES: Final = {"was": "past", "were": "past", "did": "past", "will": "future"
     ("is", "are", "am"), "present"
 )
 _RELATIVE: Final = frozenset({"when", "where", "which", "who"})
+_RATED: Final = frozenset({"如何", "怎样", "咋样"})
+"""At the end they ask how something is, not how it is done."""
+_SUFFERED: Final = frozenset({"被", "遭", "受"})
+_PLAIN: Final = frozenset(words("的 是 呢 啊 了 呀 请 请问 在 里 中 一下 想知道 我想知道 告诉我 什么的 这个 那个"))
 _CALENDAR: Final = {
     "s:3600": ("hourly", "每小时"),
     "s:86400": ("daily", "每天"),
@@ -73,6 +78,7 @@ class Reading(NamedTuple):
     """Pairs of neighbouring characters, blanks and marks left out."""
     pieces: tuple[str, ...]
     """Everything but punctuation, in order."""
+    framing: Framing
     clauses: bool
     """Several: what stands before what says less."""
     long: bool
@@ -97,8 +103,15 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
     linked = foreign = False
     role = ""
     used = False
+    pronouns = _Pronouns()
+    weak: list[str] = []
+    little: list[str] = []
+    has = equals = False
     for at, piece in enumerate(pieces):
         sort, key, entry = piece.sort, piece.key, piece.entry
+        pronouns.see(piece, tokens)
+        if entry is not None and entry.sort in ("function", "question", "whether"):
+            has, equals = has or "有" in piece.text, equals or "是" in piece.text
         if sort == "word" and (tense := _TENSES.get(piece.text)) is not None:
             tenses.add(tense)
         if entry is not None and not (piece.name and entry.sort != "same"):
@@ -117,6 +130,8 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                     negations += 1
                 elif name in _RELATIVE and questions and " " not in key:
                     continue
+                elif piece.text in _RATED and pronouns.said and _ends(pieces, at):
+                    questions.add("rate")
                 else:
                     questions.add(name)
                 if key not in senses:
@@ -132,12 +147,15 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                 tokens.append(Token("收到", arrived.senses, arrived.kinds, "word", "", True, 1.0))
             elif what == "role":
                 role = name
+                (weak if piece.text in _SUFFERED else little).append(key)
                 linked = linked or name == "and"
             elif what == "whether":
                 questions.add("whether")
                 if name:
                     modals.add(name)
-            elif what != "function":
+            elif what == "function":
+                (weak if name == "weak" else little).append(key)
+            else:
                 named[what].add(name)
             continue
         if sort == "word":
@@ -163,6 +181,8 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                 role, used = "", False
             continue
         used = True
+    if "define" in questions:  # such words are then what is asked about: 西吧是什么意思
+        weak += [word for word in little if not word.isascii() and word not in _PLAIN]
     letters = "".join(_LETTERS.findall(text[:LONGEST]))
     latin = [piece for piece in pieces if piece.sort == "word"]
     foreign = foreign or sum(piece.entry is not None for piece in latin) < 0.4 * len(latin) - 1
@@ -180,9 +200,69 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
         foreign,
         frozenset(map(add, letters, letters[1:])),
         tuple([piece.key or piece.text for piece in pieces if piece.sort != "stop"]),
+        Framing(*pronouns.end(tokens), tuple(sorted(weak)), has, equals),
         any(piece.sort == "stop" for piece in pieces[:-1]),
         len(text) > LONGEST or len(tokens) > MOST,
     )
+
+
+class _Pronouns:
+    """Where they stand in their clauses."""
+
+    def __init__(self) -> None:
+        self.said = False
+        """The clause has a word that says something."""
+        self._count = 0
+        self._led = False
+        """The piece before is a preposition: 把我."""
+        self._open: list[tuple[str, bool]] = []
+        self._order: list[str] = []
+        self._subjects: set[str] = set()
+        self._objects: set[str] = set()
+
+    def see(self, piece: Piece, tokens: list[Token]) -> None:
+        """`tokens`: of the pieces before."""
+        if len(tokens) > self._count:
+            if any(token.weight > 0.3 for token in tokens[self._count :]):
+                self._subjects.update(person for person, _ in self._open)
+                self._open.clear()
+                self.said = True
+            self._count = len(tokens)
+        if piece.sort == "stop":
+            self._close()
+            self.said = False
+        elif (person := PRONOUNS.get(piece.text)) is not None:
+            self._order.append(person)
+            if self._led:
+                self._objects.add(person)
+            else:
+                self._open.append((person, self.said))
+        entry = piece.entry
+        self._led = entry is not None and entry.sort == "role" and entry.name != "and"
+
+    def end(self, tokens: list[Token]) -> tuple[frozenset[str], frozenset[str], tuple[str, ...]]:
+        """Subjects, objects, all in order."""
+        self.see(_NOTHING, tokens)
+        self._close()
+        return frozenset(self._subjects), frozenset(self._objects), tuple(self._order)
+
+    def _close(self) -> None:
+        for person, said in self._open:
+            (self._objects if said else self._subjects).add(person)
+        self._open.clear()
+
+
+_NOTHING: Final = Piece("", "")
+
+
+def _ends(pieces: list[Piece], at: int) -> bool:
+    """Nothing that says anything comes after it in its clause."""
+    for piece in pieces[at + 1 :]:
+        if piece.sort == "stop":
+            return True
+        if piece.entry is None or piece.entry.sort != "function":
+            return False
+    return True
 
 
 def _last(pieces: list[Piece], at: int) -> bool:

@@ -1,0 +1,76 @@
+"""How a question speaks of who and what: pronouns and little words that mostly say nothing.
+
+Two questions that are equal but for these do not differ in form alone: 你最喜欢的歌 and 我最喜欢的歌, 她喜欢我 and
+我喜欢她, 有专科吗 and 是专科吗. Seldom is that a reason by itself; the verifier rates it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+__all__ = ["PRONOUNS", "Framing", "differs", "parted"]
+
+PRONOUNS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        word: person
+        for person, some in {
+            "first": "i me we us myself ourselves 我 我们 咱 咱们 俺 本人",
+            "second": "you yourself yourselves 你 您 你们",
+            "he": "he him his 他 他的",
+            "she": "she her hers 她 她的",
+            "who": "谁",
+        }.items()
+        for word in some.split()
+    }
+)
+_ANYBODY: Final = frozenset({"how", "fix", "possible", "where", "whereto"})
+"""What is asked for does not depend on who is said to do it: "how do you", "how do I"."""
+
+
+class Framing(NamedTuple):
+    subjects: frozenset[str]
+    objects: frozenset[str]
+    """Pronouns by what stands beside them: nothing that says anything follows an object in its clause."""
+    persons: tuple[str, ...]
+    """In order."""
+    weak: tuple[str, ...]
+    """Little words, in order of the alphabet."""
+    has: bool
+    """有 stands in it."""
+    equals: bool
+    """是 stands in it."""
+
+
+def differs(one: Framing, other: Framing, questions: frozenset[str]) -> int:
+    """How many differences. `questions`: what both ask for."""
+    mine, yours = Counter(one.weak), Counter(other.weak)
+    count = ((mine - yours) + (yours - mine)).total()
+    persons, others = one.subjects | one.objects, other.subjects | other.objects
+    for person in ("first", "second"):
+        facing = "second" if person == "first" else "first"
+        if person in persons and person not in others and facing in others and facing not in persons:
+            count += questions.isdisjoint(_ANYBODY)
+        moved = (person in one.objects) != (person in other.objects)
+        count += moved and (person == "first" or person in persons & others)
+    if {"first", "second"} <= persons & others:
+        count += _two(one.persons) != _two(other.persons)
+    if "who" in persons & others and not (one.equals or other.equals):
+        count += one.objects != other.objects and ("who" in one.objects) != ("who" in other.objects)
+    count += (one.has and not one.equals and other.equals and not other.has) or (
+        other.has and not other.equals and one.equals and not one.has
+    )
+    return count
+
+
+def _two(persons: tuple[str, ...]) -> list[str]:
+    return [person for person in persons if person in ("first", "second")]
+
+
+def parted(one: Framing, other: Framing) -> bool:
+    """He in one, she in the other."""
+    pair = frozenset({"he", "she"})
+    mine, yours = (one.subjects | one.objects) & pair, (other.subjects | other.objects) & pair
+    return bool(mine and yours and mine.isdisjoint(yours))
