@@ -215,8 +215,8 @@ class Meaning:
         self._fill_at = self._clock.now() + seconds
 
     def rebuild(self) -> bool:
-        """Put a few questions of the store into the index that are not there, while it has room: one that was used lately
-        does not go for one that nobody knows the use of. True: there is more to do now."""
+        """Put a few questions of the store into the index that are not there, while it has room: what was used lately
+        does not go for what nobody knows the use of. True: there is more to do now."""
         if self._clock.now() < self._fill_at:
             return False
         if self._anew:
