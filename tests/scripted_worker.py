@@ -23,6 +23,9 @@ from forebay.state.channel import CHANNEL_ENV, pack
 from forebay.state.messages import Start
 from waiting import eventually
 
+OTHER = "e2e-other-0123456789abcdef"
+"""A key of another organisation."""
+
 T = TypeVar("T")
 PRESSING, SPENT = "scripted-pressing-0123456789", "scripted-spent-0123456789"
 """Keys: of class vip, and with a budget that sets max_tokens to 1,000."""
@@ -106,6 +109,7 @@ class Worker:
             "callers": {
                 "keys": [
                     {"name": "e2e", "key": KEY, "organisation": "acme"},
+                    {"name": "other", "key": OTHER, "organisation": "beta"},
                     {"name": "pressing", "key": PRESSING, "organisation": "acme", "class": "vip"},
                     {"name": "spent", "key": SPENT, "organisation": "acme", "project": "spent"},
                 ]

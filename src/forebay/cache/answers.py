@@ -98,12 +98,20 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a1", gc=False):
     """JSON; b"": the engine said none."""
     repeated: tuple[bytes, ...] = ()
     """What is left out of `body`."""
+    writer: bytes = b""
+    """Whose request made it, a digest, where everyone shares; b"": all who can find it share it."""
+    verified: bool = False
+    """An engine told another writer the same."""
 
     @property
     def size(self) -> int:
         """Bytes it takes in memory, about."""
         texts = len(self.body) + len(self.price) + len(self.usage) + sum(map(len, self.repeated))
         return _AROUND + texts + 2 * len(self.question)
+
+    def open_to(self, writer: bytes) -> bool:
+        """Whether it may be given to them: what one wrote is only for others once it is verified."""
+        return self.verified or self.writer == writer
 
     def fresh(self, now: float) -> bool:
         return now < self.created + self.ttl

@@ -75,7 +75,7 @@ class Facts:
     `locale`: of Accept-Language, as it came. `knowledge`: of X-Forebay-Knowledge. `headers`: what else of its head an
     engine gets, as `counted` finds it."""
 
-    __slots__ = ("by_end_user", "hash", "model", "off", "partition", "semantic", "stale", "ttl", "version")
+    __slots__ = ("by_end_user", "hash", "model", "off", "partition", "semantic", "stale", "ttl", "version", "writer")
 
     def __init__(
         self,
@@ -100,6 +100,11 @@ class Facts:
         self.semantic = rules.semantic.enabled and own.semantic
         self.by_end_user = rules.share is Share.END_USER
         whose = (rules.share.value, account[0] == ANONYMOUS, tenant)
+        self.writer = b""
+        """Who asks, where everyone shares: its organisation."""
+        if rules.share is Share.EVERYONE:
+            writer = (account[0] == ANONYMOUS, _shared_by(Share.ORGANISATION, account)[0])
+            self.writer = hashlib.blake2b(msgspec.json.encode(writer), digest_size=_SIZE).digest()
         parts = (FORM, whose, model, target, rules.version, own.version, locale, knowledge, headers)
         self.hash = hashlib.blake2b(msgspec.json.encode(parts), digest_size=_SIZE)
 

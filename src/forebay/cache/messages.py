@@ -40,6 +40,8 @@ class Find(msgspec.Struct, array_like=True, tag="f", gc=False):
     """Whose, for people and statistics: the account at the level that shares, and the model."""
     budget: float
     """Seconds; what takes longer is a miss."""
+    writer: bytes = b""
+    """Who asks, as in `answers.Answer`."""
 
 
 class Found(msgspec.Struct, array_like=True, tag="F", gc=False):

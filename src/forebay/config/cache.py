@@ -37,7 +37,7 @@ def embedder_packages(name: str) -> tuple[tuple[str, ...], str]:
 class Share(StrEnum):
     """Whose answers a caller may be given, from the widest to the narrowest."""
 
-    EVERYONE = "everyone"
+    EVERYONE = "everyone"  # between organisations, once an engine told both the same
     ORGANISATION = "organisation"
     DEPARTMENT = "department"
     PROJECT = "project"

@@ -91,6 +91,7 @@ class CacheClient(asyncio.Protocol):
         partition: str,
         budget: float,
         back: Callable[[Found | None, str], None],
+        writer: bytes = b"",
     ) -> str:
         """Ask; `back` is called once, later, with what was found or with None and why. Returns why it cannot be asked,
         or "" where it is."""
@@ -112,7 +113,7 @@ class CacheClient(asyncio.Protocol):
                 self.asked.series(why).value += 1
                 back(None, why)
 
-        self._ask(n, Find(n, exact, scope, question, partition, budget), budget, found)
+        self._ask(n, Find(n, exact, scope, question, partition, budget, writer), budget, found)
         return ""
 
     def store(self, message: Store) -> bool:

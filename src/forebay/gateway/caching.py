@@ -115,7 +115,7 @@ class Caching:
         if wish.looks:
             now = time()
             answer = self.memory.get(exact, now)
-            if answer is not None and now - answer.created <= wish.most_age:
+            if answer is not None and now - answer.created <= wish.most_age and answer.open_to(_writer(part)):
                 answer = self.memory.in_form(exact, answer, now, streamed=x.stream)
                 self._known(x, answer, now)
                 return
@@ -210,7 +210,7 @@ class Caching:
             assert facts is not None
             budget = rules.semantic.budget
             question = asked.question if asked.scope else ""
-            why = client.find(exact, asked.scope, question, facts.partition, budget, found)
+            why = client.find(exact, asked.scope, question, facts.partition, budget, found, facts.writer)
             if not why:
                 return
         self._missed(flight, part, why)
@@ -469,6 +469,8 @@ class Caching:
             found = answers.from_stream(flight.events(), about, usage=usage, length=True)
         else:
             found = Unfit.LARGE
+        if facts.writer and isinstance(found, Answer):
+            found = keeping.written(found, facts.writer, self.memory.get(asked.exact, now))
         why = keeping.unfit(found, self.rules, stores=part.wish.stores, bounded=bool(part.most))
         self.telemetry.kept.series(why or "kept").value += 1
         if not why and isinstance(found, Answer):
@@ -509,6 +511,10 @@ class Caching:
 
     def __repr__(self) -> str:
         return f"<Caching {self.memory!r}, {len(self.flights)} flights, {self.client!r}>"
+
+
+def _writer(part: Part) -> bytes:
+    return part.facts.writer if part.facts is not None else b""
 
 
 def entry_of(exact: bytes) -> str:

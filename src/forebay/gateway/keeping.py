@@ -61,6 +61,15 @@ def unfit(found: Answer | Unfit, rules: Cache, *, stores: bool, bounded: bool) -
     return Unfit.LARGE.value if found.size > rules.answer_bytes else ""
 
 
+def written(found: Answer, writer: bytes, known: Answer | None) -> Answer:
+    """`found`, an engine's answer to `writer`. `known`: to the same request before; that it says the same verifies it,
+    where it is another's or was verified itself."""
+    verified = known is not None and (known.verified or known.writer != writer)
+    if verified:
+        verified = known is not None and answers.text_of(found) == answers.text_of(known)
+    return msgspec.structs.replace(found, writer=writer, verified=verified)
+
+
 def _plain_unary(body: bytes, about: About) -> Answer | None:
     try:
         found = _decode(body)

@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from forebay.cache import answers
 from forebay.cache import language as languages
 from forebay.cache.messages import Find
 from forebay.cache.semantic.deciding import Candidate, Choice, Decider
@@ -183,8 +184,16 @@ class Meaning:
                     self._suspects.add(one.entry)
             elif kept.partition == find.partition and kept.scope == find.scope:  # whatever the index says
                 candidates.append(Candidate(one.entry, cleaned(kept.question), one.cosine, one.vector))
+        private = (lambda entry: not self._open(entry, find.writer)) if find.writer else None
         with self.deciding:
-            return self.decider.decide(question.text, question.language, candidates, find.partition, self._rng, vector)
+            return self.decider.decide(
+                question.text, question.language, candidates, find.partition, self._rng, vector, private
+            )
+
+    def _open(self, entry: str, writer: bytes) -> bool:
+        record = self._store.get(entry)
+        answer = answers.decode(record.answer) if record is not None else None
+        return answer is not None and answer.open_to(writer)
 
     # --- what is kept ------------------------------------------------------------------------------------------------
 

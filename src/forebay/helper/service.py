@@ -97,6 +97,8 @@ class Service:
         record = self.store.exact(find.exact)
         if record is None or record.partition != find.partition:
             return None
+        if find.writer and not _open_to(record, find.writer):
+            return Found(find.n, Kind.MISS, entry=record.entry, similarity=1.0, why="unverified")
         self._used(record.entry)
         fresh = self.clock.wall() < record.created + record.ttl
         return Found(find.n, Kind.EXACT if fresh else Kind.STALE, record.answer, record.entry, 1.0, 1.0)
@@ -109,6 +111,7 @@ class Service:
                 and record.scope == find.scope
                 and record.partition == find.partition
                 and self.clock.wall() < record.created + record.ttl
+                and (not find.writer or _open_to(record, find.writer))
             ):
                 self._used(record.entry)
                 return Found(
@@ -152,6 +155,9 @@ class Service:
             self.give_up(Unanswered(message.ticket))
             self.counts.kept(message.partition, False, self.clock.now() - began)
             return
+        if answer.writer and not answer.verified and self._agrees(message.exact, answer):
+            answer = msgspec.structs.replace(answer, verified=True)
+            message.answer = answers.encode(answer)
         scope, text = self._compared(message, answer)
         put = self.store.put(_record(message, answer, scope))
         if (meaning := self.meaning) is not None:
@@ -171,6 +177,25 @@ class Service:
         question = self.meaning.question(message.question)
         return (b"", "") if question.why else (message.scope, question.text)
 
+    def _agrees(self, exact: bytes, fresh: Answer) -> bool:
+        """Whether the answer to the same request that another writer has, or that was verified, says the same."""
+        record = self.store.exact(exact)
+        known = answers.decode(record.answer) if record is not None else None
+        if known is None or not (known.verified or known.writer != fresh.writer):
+            return False
+        try:
+            return self._judged(answers.text_of(fresh), answers.text_of(known)).opinion is Opinion.SAME
+        except EmbedderUnavailable:
+            return False
+
+    def _verify(self, entry: str) -> None:
+        """An engine told another writer the same: from now on everyone may be given it."""
+        record = self.store.get(entry)
+        answer = answers.decode(record.answer) if record is not None else None
+        if record is not None and answer is not None and not answer.verified:
+            encoded = answers.encode(msgspec.structs.replace(answer, verified=True))
+            self.store.put(msgspec.structs.replace(record, answer=encoded))
+
     def give_up(self, message: Unanswered) -> None:
         if message.ticket and (meaning := self.meaning) is not None:
             with meaning.deciding:
@@ -186,12 +211,12 @@ class Service:
             pending = meaning.decider.pending(ticket)
         known = self.store.get(pending.near) if pending is not None else None
         kept = answers.decode(known.answer) if known is not None else None
-        if pending is None or kept is None:
+        if pending is None or kept is None or (pending.unverified and kept.writer == fresh.writer):
             self.give_up(Unanswered(ticket))
             return
         texts = answers.text_of(fresh), answers.text_of(kept)
         try:
-            judged = self._judged(meaning, *texts)
+            judged = self._judged(*texts)
         except EmbedderUnavailable:
             self.give_up(Unanswered(ticket))
             return
@@ -215,12 +240,18 @@ class Service:
             gone = meaning.decider.learn(ticket, judged.same)
         if gone:
             self._forget([gone])
+        if pending is not None and pending.unverified and judged.opinion is Opinion.SAME:
+            self._verify(pending.near)
         if pending is not None:
             self.counts.compared(pending.partition, judged.same)
 
-    def _judged(self, meaning: Meaning, fresh: str, known: str) -> Judged:
+    def _judged(self, fresh: str, known: str) -> Judged:
+        """Raises EmbedderUnavailable."""
+
         def cosine(a: str, b: str) -> float:
-            one, other = meaning.vectors([cleaned(a), cleaned(b)])
+            if self.meaning is None:
+                raise EmbedderUnavailable("questions are not compared")
+            one, other = self.meaning.vectors([cleaned(a), cleaned(b)])
             return float(one @ other) if one is not None and other is not None else 0.0
 
         return judge(fresh, known, cosine, compare)
@@ -346,6 +377,11 @@ class Service:
 
 def _everything(purge: Purge) -> bool:
     return not any((purge.entry, purge.tag, purge.source, purge.partition, purge.model, purge.version, purge.like))
+
+
+def _open_to(record: Record, writer: bytes) -> bool:
+    answer = answers.decode(record.answer)
+    return answer is not None and answer.open_to(writer)
 
 
 def _record(message: Store, answer: Answer, scope: bytes) -> Record:

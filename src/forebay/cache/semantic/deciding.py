@@ -93,8 +93,8 @@ class Choice:
     """Cosine of the one or the other."""
     score: float = 0.0
     why: str = ""
-    """Of a miss: the guard's word, near (no neighbour), threshold, refuted, closed. Of a hit with a ticket: sampled,
-    reverified."""
+    """Of a miss: the guard's word, near (no neighbour), threshold, refuted, closed, unverified. Of a hit with a ticket:
+    sampled, reverified."""
     ticket: int = 0
     """The engine's answer shall be compared with that of the one or the other."""
 
@@ -111,6 +111,8 @@ class Pending(msgspec.Struct, gc=False):
     weight: float
     """Of its label for the bound; 0: it was not drawn at random."""
     would_hit: bool
+    unverified: bool = False
+    """It would be a hit, had an engine told another writer the same."""
 
 
 class Tally(msgspec.Struct, gc=False):
@@ -214,17 +216,25 @@ class Decider:
         partition: str,
         rng: Random,
         vector: Vector | None = None,
+        private: Callable[[str], bool] | None = None,
     ) -> Choice:
-        """`near`: nearest first, whose answers can still be given. `vector`: of `asked`."""
+        """`near`: nearest first, whose answers can still be given. `vector`: of `asked`. `private`: whether an entry is
+        another writer's and not verified."""
         pool, own = self._of(language, partition)
         pool.lookups += 1
         own.lookups += 1
         if not near:
             return Choice(why="near")
-        best, score, why = self._best(asked, language, near, vector)
+        (best, score, why), theirs = self._best(asked, language, near, vector, private)
+        if theirs is not None and not (score >= 0 and self._passes(score, pool, own)[0]):
+            one, high = theirs
+            if self._passes(high, pool, own)[0] and not self._is_refuted(partition, asked, one.question):
+                ticket = self._ticket(one, asked, language, partition, high, 0.0, would_hit=False, unverified=True)
+                return Choice(near=one.entry, similarity=one.cosine, score=high, why="unverified", ticket=ticket)
+            why = why or "unverified"
         if score < 0:
             return Choice(near=best.entry, similarity=best.cosine, why=why)
-        if self._digest(asked, best.question) in self._refuted.get(partition, ()):
+        if self._is_refuted(partition, asked, best.question):
             return Choice(near=best.entry, similarity=best.cosine, score=score, why="refuted")
         passes, closed = self._passes(score, pool, own)
         trusted = pool.pool.same.labels < CLEAN if score >= IDENTICAL else pool.pool.starting(self._target)
@@ -252,12 +262,23 @@ class Decider:
         return Choice(near=best.entry, similarity=best.cosine, score=score, why=why, ticket=ticket)
 
     def _best(
-        self, asked: str, language: str, near: Sequence[Candidate], vector: Vector | None
-    ) -> tuple[Candidate, float, str]:
-        """The neighbour with the highest score; -1 where the guard lets none pass, with its word on the nearest."""
-        if self._rules.mode is Mode.FIXED:
-            return near[0], near[0].cosine, ""
+        self,
+        asked: str,
+        language: str,
+        near: Sequence[Candidate],
+        vector: Vector | None,
+        private: Callable[[str], bool] | None,
+    ) -> tuple[tuple[Candidate, float, str], tuple[Candidate, float] | None]:
+        """The neighbour with the highest score, -1 where the guard lets none pass, with its word on the nearest; and
+        the best of those that scored higher and are private."""
         best, highest, why = near[0], -1.0, ""
+        theirs: tuple[Candidate, float] | None = None
+        if self._rules.mode is Mode.FIXED:
+            for one in near:
+                if private is None or not private(one.entry):
+                    return (one, one.cosine, ""), theirs
+                theirs = theirs or (one, one.cosine)
+            return (best, highest, why), theirs
         reading = self._read(asked)
         for one in near[:MOST_COMPARED]:
             verdict = self._compare(reading, one.question)
@@ -268,11 +289,15 @@ class Decider:
                 score = ALIKE if any(verdict.features[SYNONYMS : SYNONYMS + 1]) else IDENTICAL
             else:
                 score = min(ALIKE, self._verifier.score(language, one.cosine, verdict.features, vector, one.vector))
-            if score > highest:
-                best, highest = one, score
-                if score >= self._verifier.thresholds[0]:
-                    break
-        return best, highest, why
+            if score <= highest:
+                continue
+            if private is not None and private(one.entry):
+                theirs = theirs if theirs is not None and theirs[1] >= score else (one, score)
+                continue
+            best, highest = one, score
+            if score >= self._verifier.thresholds[0]:
+                break
+        return (best, highest, why), theirs
 
     def _passes(self, score: float, pool: Learned, own: Learned) -> tuple[bool, bool]:
         """Whether it is served; whether only its partition's own record forbids it."""
@@ -309,10 +334,11 @@ class Decider:
         weight: float,
         *,
         would_hit: bool,
+        unverified: bool = False,
     ) -> int:
         self._number += 1
         self._tickets[self._number] = Pending(
-            best.entry, asked, best.question, language, partition, score, weight, would_hit
+            best.entry, asked, best.question, language, partition, score, weight, would_hit, unverified
         )
         if len(self._tickets) > MOST_TICKETS:
             self._tickets.popitem(last=False)
@@ -349,7 +375,7 @@ class Decider:
                 learned.pool.learn_same(wrong, pending.weight, self._target)
             elif learned.pool.learn(pending.score, wrong, pending.weight, self._target, serving):
                 learned.scored = Tally(hits=tally.hits)
-        if not same:
+        if not same and not (pending.unverified and pending.score >= IDENTICAL):
             self._refute(pending.partition, pending.question, pending.known)
             if pending.score >= IDENTICAL:
                 return pending.near
@@ -364,6 +390,9 @@ class Decider:
                 learned.bad += 1
         if not good and asked:
             self._refute(partition, asked, known)
+
+    def _is_refuted(self, partition: str, asked: str, known: str) -> bool:
+        return self._digest(asked, known) in self._refuted.get(partition, ())
 
     def _refute(self, partition: str, asked: str, known: str) -> None:
         self._refuted.setdefault(partition, OrderedDict())[self._digest(asked, known)] = None
