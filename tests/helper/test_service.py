@@ -14,7 +14,7 @@ import pytest
 
 from cache_helper import ACME, scope_of, stored
 from forebay.cache import answers
-from forebay.cache.messages import Drop, Find, Found, Kind
+from forebay.cache.messages import Drop, Feedback, Find, Found, Kind
 from forebay.cache.semantic import verifier
 from forebay.cache.semantic.deciding import Decider
 from forebay.cache.semantic.embedder import POLICY
@@ -188,3 +188,14 @@ def test_what_is_used_stays_in_the_index_and_a_full_one_is_not_filled(open_servi
     while again.meaning.rebuild():
         filled = max(filled, again.meaning.filled)
     assert (filled, len(again.meaning.index)) == (1, 100)
+
+
+def test_after_bad_feedback_the_same_request_is_kept_again_when_it_is_answered_anew(
+    open_service: Callable[..., Service],
+) -> None:
+    service, exact = open_service(), b"3" * 16
+    entry = keep(service, "How do I get an invoice?", "You cannot.", exact=exact)
+    assert service.feedback(Feedback(1, entry, ACME, good=False, question="how can I get an invoice"))
+    assert find(service, "How do I get an invoice?", exact=exact).kind is Kind.MISS
+    keep(service, "How do I get an invoice?", "Open Orders.", exact=exact)
+    assert find(service, "How do I get an invoice?", exact=exact).kind is Kind.EXACT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,9 +87,10 @@ def test_purges_beyond_the_bound_forbid_what_they_might_have_fitted() -> None:
     assert repr(purged) == f"<Purged {Purged.MOST}, 0 entries>"
 
 
-def test_an_entry_that_was_discarded_is_not_kept_again() -> None:
+def test_an_entry_that_was_discarded_is_not_kept_again_but_its_request_may_be_answered_anew() -> None:
     purged = Purged()
-    purged.discarded([KEPT.entry])
+    purged.discarded([KEPT.entry], KEPT.created)
     assert purged.forbids(KEPT)
-    purged.discarded(f"{n:x}" for n in range(Purged.MOST_ENTRIES))
+    assert not purged.forbids(msgspec.structs.replace(KEPT, created=KEPT.created + 0.001))
+    purged.discarded((f"{n:x}" for n in range(Purged.MOST_ENTRIES)), 0.0)
     assert not purged.forbids(KEPT)  # the bound

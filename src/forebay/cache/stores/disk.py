@@ -227,7 +227,7 @@ class Disk:
         return self._delete_for_good(f"SELECT id FROM records{where}", values)  # noqa: S608
 
     def discard(self, entries: Sequence[str]) -> int:
-        self._purged.discarded(entries)
+        self._purged.discarded(entries, self._wall())
         return len(
             self._delete_for_good(
                 "SELECT id FROM records WHERE entry IN (SELECT value FROM json_each(?))", (json.dumps(list(entries)),)

@@ -126,7 +126,7 @@ class Sharing(ABC):
         if not news.whole:
             self._purged.add(Purge(0), self._wall())
         for _, at, drop in news.drops:
-            self._purged.discarded(drop.entries)
+            self._purged.discarded(drop.entries, at)
             if drop.purge is not None:
                 self._purged.add(drop.purge, at)
         with self._knowing:
@@ -142,7 +142,7 @@ class Sharing(ABC):
     def discard(self, entries: Sequence[str]) -> int:
         if not entries:
             return 0
-        self._purged.discarded(entries)
+        self._purged.discarded(entries, self._wall())
         self._say(Drop(entries=tuple(entries)), self._wall())
         return self._discard(entries)
 

@@ -275,7 +275,7 @@ class Purged:
     def __init__(self) -> None:
         self._purges: deque[tuple[float, Purge]] = deque()
         self._forgotten = float("-inf")
-        self._entries: dict[str, None] = {}
+        self._entries: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def add(self, purge: Purge, at: float) -> None:
@@ -285,15 +285,18 @@ class Purged:
             if len(self._purges) > self.MOST:
                 self._forgotten = max(self._forgotten, self._purges.popleft()[0])
 
-    def discarded(self, entries: Iterable[str]) -> None:
+    def discarded(self, entries: Iterable[str], at: float) -> None:
+        """`at`: Unix seconds. The same request has the same entry when it is answered anew."""
         with self._lock:
-            self._entries.update(dict.fromkeys(entries))
+            for entry in entries:
+                self._entries.pop(entry, None)
+                self._entries[entry] = at
             while len(self._entries) > self.MOST_ENTRIES:
                 del self._entries[next(iter(self._entries))]
 
     def forbids(self, record: Record) -> bool:
         with self._lock:
-            if record.created <= self._forgotten or record.entry in self._entries:
+            if record.created <= max(self._forgotten, self._entries.get(record.entry, self._forgotten)):
                 return True
             return any(record.created <= at and fits(record, purge) for at, purge in self._purges)
 
