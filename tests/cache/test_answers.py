@@ -377,6 +377,39 @@ def test_a_stream_that_is_not_whole_is_not_kept(events: bytes, why: Unfit) -> No
     assert from_stream(events, ABOUT) is why
 
 
+SORRY = "I'm sorry, but I can't help with that."
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        stream(HELLO[0], *(chunk({"content": f"{word} "}) for word in SORRY.split(" ")), chunk({}, "stop")),
+        stream(HELLO[0], chunk({"refusal": "No."}), chunk({}, "stop")),
+        stream(HELLO[0], chunk({"content": SORRY}), chunk({"content": "Hi"}, "stop", 1), chunk({}, "stop")),
+    ],
+)
+def test_a_refusal_is_not_kept(events: bytes) -> None:
+    assert from_stream(events, ABOUT) is Unfit.REFUSED
+
+
+def test_one_choice_that_was_cut_makes_all_of_it_cut() -> None:
+    two = [
+        {"index": i, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": finish}
+        for i, finish in enumerate(("stop", "length"))
+    ]
+    assert from_unary(unary(choices=two), ABOUT) is Unfit.LENGTH
+    kept = from_unary(unary(choices=two), ABOUT, length=True)
+    assert isinstance(kept, Answer)
+    assert kept.finish_reason == "length"
+
+
+def test_names_and_wide_letters_count_in_its_size() -> None:
+    one = from_unary(unary(), ABOUT)
+    assert isinstance(one, Answer)
+    more = msgspec.structs.replace(one, tags=("t" * 100,) * 16, question="😀" * 100)
+    assert more.size - one.size > 1_600 + 300
+
+
 def test_what_is_kept_only_where_it_is_wanted() -> None:
     assert kept(from_unary(unary(TALK, "length"), ABOUT, length=True)).finish_reason == "length"
     assert kept(from_stream(stream(HELLO[1], chunk({}, "length")), ABOUT, length=True)).finish_reason == "length"

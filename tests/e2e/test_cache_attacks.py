@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from e2e.client import Answer, chat, new_id
+from e2e.client import Answer, chat, new_id, request
 from e2e.engine import RawEngine, whole
 from e2e.gateway import Gateway
+from forebay.gateway.feedback import PER_MINUTE
 from waiting import eventually
 
 MINE, COLLEAGUE, STRANGER = (f"attack-{name}-0123456789" for name in ("mine", "colleague", "stranger"))
@@ -93,3 +94,51 @@ def test_a_header_that_the_engine_gets_makes_another_request(gateway: Gateway, r
 def test_a_knowledge_that_is_no_name_is_refused(gateway: Gateway) -> None:
     answer = gateway.ask(about("Hi"), key=MINE, x_forebay_knowledge="a" * 129)
     assert (answer.status, answer.error["param"]) == (400, "x-forebay-knowledge")
+
+
+def test_what_was_cut_in_one_of_its_choices_is_not_kept(gateway: Gateway, raw: RawEngine) -> None:
+    test, body = play(raw, choice(), choice("Hel", "length", 1)), about(new_id("question"), n=2)
+    assert [kind(ask(gateway, body, test)) for _ in range(2)] == ["miss", "miss"]
+
+
+def test_a_refusal_is_asked_again(gateway: Gateway, raw: RawEngine) -> None:
+    test, body = play(raw, choice("I'm sorry, but I can't help with that.")), about(new_id("question"))
+    assert [kind(ask(gateway, body, test)) for _ in range(2)] == ["miss", "miss"]
+
+
+def bad(gateway: Gateway, entry: str | None, key: str, **more: Any) -> Answer:
+    body = {"entry": entry, "good": False, **more}
+    return gateway.ask(body, path="/v1/feedback", key=key)
+
+
+def test_only_who_shares_an_answer_can_have_it_forgotten(gateway: Gateway, raw: RawEngine) -> None:
+    test, body = play(raw, choice()), about(new_id("question"))
+    entry = ask(gateway, body, test).get("x-forebay-cache-entry")
+    for partition in ({}, {"model": "raw"}, {"model": "../acme/raw"}, {"model": ""}):
+        assert bad(gateway, entry, STRANGER, **partition).status == 404
+    assert kind(ask(gateway, body, test, COLLEAGUE)) == "exact"
+    assert bad(gateway, entry, COLLEAGUE).status == 200
+    assert kind(ask(gateway, body, test)) == "miss"
+
+
+def test_a_flood_of_bad_words_is_stopped(gateway: Gateway, raw: RawEngine) -> None:
+    test, body = play(raw, choice()), about(new_id("question"))
+    entry = ask(gateway, body, test, STRANGER).get("x-forebay-cache-entry")
+    with gateway.client() as client:
+        told = []
+        for _ in range(PER_MINUTE + 30):
+            client.send(request({"entry": entry, "good": False}, path="/v1/feedback", key=STRANGER))
+            told.append(client.read())
+    assert {one.status for one in told[:PER_MINUTE]} == {200}
+    assert (told[-1].status, told[-1].error["code"]) == (429, "rate_limit_exceeded")
+    assert bad(gateway, entry, COLLEAGUE).status == 404, "its own are another's"
+
+
+def test_an_answer_does_not_outlive_the_right_to_it(gateway: Gateway, raw: RawEngine) -> None:
+    """No key, a wrong one: nothing, however well the answer is known."""
+    test, body = play(raw, choice()), about(new_id("question"))
+    assert kind(ask(gateway, body, test)) == "miss"
+    eventually(lambda: gateway.ask(body, key="attack-wrong-0123456789", x_test=test).status == 401)
+    nameless = gateway.raw(request(body, key=None, x_test=test))
+    assert (nameless.status, kind(nameless)) == (200, "miss")
+    assert len(raw.requests(test)) == 2

@@ -30,6 +30,8 @@ UNARY = {
     "text": b'{"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}',
     "tool calls": whole({"role": "assistant", "content": None, "tool_calls": [CALL]}, "tool_calls"),
     "bad arguments": whole({"content": "", "tool_calls": [{"function": {"arguments": "{"}}]}, "tool_calls"),
+    "a refusal": whole({"role": "assistant", "content": "I'm sorry, but I can't help with that."}),
+    "a refusal, said so": whole({"role": "assistant", "content": "Hi", "refusal": "No."}),
     "empty": whole({"role": "assistant", "content": ""}),
     "no end": whole(finish=None),
     "an error": whole(error={"message": "no"}),

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.api import folding, openai
-from forebay.cache import packing
+from forebay.cache import packing, refusing
 from forebay.ledger.tokens import NO_TOKENS, Tokens
 from forebay.wire import sse
 
@@ -35,6 +35,7 @@ class Unfit(StrEnum):
     LENGTH = "length"  # by max_tokens
     FILTERED = "filtered"
     EMPTY = "empty"
+    REFUSED = "refused"  # it says that there is none
     TOOL_CALL = "tool_call"  # not wanted, or its arguments are no JSON
     LARGE = "large"
 
@@ -88,7 +89,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a1", gc=False):
     streamed: bool
     """How it came, and `body` is: events, [DONE] last, as `packing` keeps them; else JSON."""
     finish_reason: str
-    """Of the first choice."""
+    """Of the first choice; length, where any was cut."""
     calls: bool
     """It calls tools: for equal requests only."""
     answer_id: str
@@ -107,7 +108,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a1", gc=False):
     def size(self) -> int:
         """Bytes it takes in memory, about."""
         texts = len(self.body) + len(self.price) + len(self.usage) + sum(map(len, self.repeated))
-        return _AROUND + texts + 2 * len(self.question)
+        names = sum(map(len, self.tags)) + sum(map(len, self.sources)) + len(self.version)
+        question = self.question
+        return _AROUND + texts + names + len(question) * (1 if question.isascii() else 4)
 
     def open_to(self, writer: bytes) -> bool:
         """Whether it may be given to them: what one wrote is only for others once it is verified."""
@@ -226,7 +229,8 @@ def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer
     if events.count(b"\n") != 2 * len(chunks) + 2:  # an event of several lines, or a line of several values
         return None
     finish: str | None = None
-    speaks = False
+    speaks = refused = False
+    said = ""
     first = chunks[0] if chunks else _Chunk()
     for chunk in chunks:
         if chunk.object == "error":
@@ -239,11 +243,16 @@ def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer
                 return None
             if choice.finish_reason is not None:
                 finish = choice.finish_reason
-            if not speaks:
-                speaks = bool(choice.text or (delta is not None and (delta.content or delta.refusal)))
+            if delta is not None and delta.refusal:
+                refused = True
+            if len(said) <= refusing.LONGEST:
+                said += choice.text or (delta.content if delta is not None else "") or ""
+                speaks = refused or bool(said)
     unfit = _fault_of({"finish_reason": finish, "text": speaks}, [], length=length)
     if unfit is not None:
         return unfit
+    if refused or refusing.refuses(said):
+        return Unfit.REFUSED
     body, repeated = packing.pack(events)
     return Answer(
         **_told(about),
@@ -284,6 +293,7 @@ def _kept(
     if type(choices) is not list or not choices:
         return Unfit.EMPTY
     calls = False
+    finishes: set[str] = set()
     for choice in choices:
         if type(choice) is not dict or type(choice.get("message") or {}) is not dict:
             return Unfit.UNREADABLE
@@ -291,7 +301,10 @@ def _kept(
         unfit = _fault_of(choice, called, length=length)
         if unfit is not None:
             return unfit
+        if _refuses(choice, called):
+            return Unfit.REFUSED
         calls = calls or bool(called)
+        finishes.add(choice["finish_reason"])
     if calls and not tool_calls:
         return Unfit.TOOL_CALL
     said = whole.get("usage")
@@ -302,7 +315,7 @@ def _kept(
         **_told(about),
         chat=whole.get("object") != "text_completion",
         streamed=streamed,
-        finish_reason=choices[0]["finish_reason"],
+        finish_reason="length" if "length" in finishes else choices[0]["finish_reason"],
         calls=calls,
         answer_id=str(whole.get("id") or ""),
         body=body,
@@ -342,6 +355,14 @@ def _fault_of(choice: dict[str, Any], called: list[Any], *, length: bool) -> Unf
     if not (called or message.get("content") or message.get("refusal") or choice.get("text")):
         return Unfit.EMPTY
     return None
+
+
+def _refuses(choice: dict[str, Any], called: list[Any]) -> bool:
+    message = choice.get("message") or {}
+    if message.get("refusal"):
+        return True
+    text = message.get("content") or choice.get("text")
+    return not called and type(text) is str and refusing.refuses(text)
 
 
 def _is_json(function: dict[str, Any]) -> bool:

@@ -267,7 +267,7 @@ class Caching:
         assert part is not None
         part.kind, part.why, part.entry, part.answer, part.flight = kind, "", answer.id, answer, None
         part.say(x.reply, why=False, age=max(0.0, now - answer.created))
-        self.feedbacks.gave(answer.id, answer.partition, part.asked.question if part.asked is not None else "")
+        self.feedbacks.gave(answer.id, answer.partition, _compared(part))
         self.telemetry.hit(x.entry.name, kind, monotonic() - x.received_at)
         answer_id = f"chatcmpl-{self._gateway.new_id()[4:].decode()}"
         if not x.stream:
@@ -339,7 +339,7 @@ class Caching:
     def _named(self, part: Part, flight: Flight) -> None:
         part.entry = entry_of(flight.exact)
         if part.asked is not None and part.facts is not None:
-            self.feedbacks.gave(part.entry, part.facts.partition, part.asked.question)
+            self.feedbacks.gave(part.entry, part.facts.partition, _compared(part))
 
     def heard(self, flight: Flight, x: Exchange) -> None:
         if flight.settled:
@@ -515,6 +515,11 @@ class Caching:
 
 def _writer(part: Part) -> bytes:
     return part.facts.writer if part.facts is not None else b""
+
+
+def _compared(part: Part) -> str:
+    """The question, where its meaning is compared: no other teaches anything."""
+    return part.asked.question if part.asked is not None and part.asked.scope else ""
 
 
 def entry_of(exact: bytes) -> str:

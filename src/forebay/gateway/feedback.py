@@ -6,7 +6,7 @@
 out where this worker gave the answer lately. An answer that is said to be bad is not given again, and that the two
 questions do not mean the same is learned. Of entries of others a caller has no say: they are not known to it.
 
-Mutable state: answers that were given lately, by entry.
+Mutable state: answers that were given lately, by entry; how many each key said are bad.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,7 +26,7 @@ from forebay.cache.memory import within
 from forebay.cache.messages import Heard, Purge
 from forebay.config.cache import Cache
 from forebay.errors import Refusal
-from forebay.gateway.callers import Caller
+from forebay.gateway.callers import Caller, FailedKeys
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
 
@@ -38,6 +38,10 @@ WITHIN: Final = 2.0
 """Seconds the helper process has."""
 MOST_GIVEN: Final = 4_096
 """Answers whose question and model are remembered."""
+LONGEST: Final = 4_096
+"""Characters of a question that is remembered, or may be said; a longer one teaches nothing."""
+PER_MINUTE: Final = 600
+"""Answers that one key may say are bad: each is asked of an engine again, for everyone who shares it."""
 _ENTRY: Final = re.compile(r"[0-9a-f]{16}")
 _JSON: Final = b"content-type: application/json\r\n"
 _FIX: Final = "the value of X-Forebay-Cache-Entry, 16 hexadecimal digits"
@@ -58,10 +62,11 @@ class Feedbacks:
         self._caching = caching
         self._given: OrderedDict[str, tuple[str, str]] = OrderedDict()
         """(partition, question)."""
+        self._bad = FailedKeys(PER_MINUTE)
 
     def gave(self, entry: str, partition: str, question: str) -> None:
         given = self._given
-        given[entry] = (partition, question)
+        given[entry] = (partition, question if len(question) <= LONGEST else "")
         given.move_to_end(entry)
         if len(given) > MOST_GIVEN:
             given.popitem(last=False)
@@ -77,11 +82,18 @@ class Feedbacks:
             raise errors.bad_request(f"'entry' must be {_FIX}.", param="entry", code="wrong_type")
         if body.good is None:
             raise errors.missing_field("good", "true or false")
+        if body.question and len(body.question) > LONGEST:
+            raise errors.bad_request(
+                f"'question' has more than {LONGEST:,} characters: leave it out.", param="question", code="too_long"
+            )
         good, caching = body.good, self._caching
         partition, question = self._of(caller, entry, body)
         if not partition:
             raise errors.unknown_entry(entry)
         if not good:
+            wait = self._bad.failed(caller.key_id, monotonic())
+            if wait:
+                raise errors.rate_limited("feedback", wait, f"{PER_MINUTE:,} answers a minute may be said to be bad.")
             caching.memory.drop(Purge(0, entry=entry, partition=partition), time())
             caching.sweep()
         caching.telemetry.feedback.series("good" if good else "bad").value += 1

@@ -12,11 +12,13 @@ import msgspec
 
 from forebay.cache import answers
 from forebay.cache.answers import About, Answer, Unfit
+from forebay.cache.refusing import refuses
 from forebay.config.cache import Cache
 
 
 class _Said(msgspec.Struct, gc=False):
     content: str | None = None
+    refusal: Any = None
     tool_calls: Any = None
     function_call: Any = None
 
@@ -81,7 +83,9 @@ def _plain_unary(body: bytes, about: About) -> Answer | None:
     message = choice.message
     if choice.finish_reason not in _PLAIN or not (message.content if message is not None else choice.text):
         return None
-    if message is not None and (message.tool_calls or message.function_call is not None):  # vLLM says []
+    if message is not None and (message.tool_calls or message.function_call is not None or message.refusal):
+        return None  # vLLM says [] of calls
+    if refuses((message.content if message is not None else choice.text) or ""):
         return None
     usage = msgspec.json.encode(found.usage) if found.usage is not None else b""
     return _answer(about, found, choice.finish_reason, body, usage, streamed=False)
