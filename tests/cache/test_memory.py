@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import msgspec
@@ -167,7 +168,7 @@ def test_a_purge_takes_what_fits_all_that_is_given(purge: Purge, gone: set[str])
         kept.put(key(n), one, NOW)
     kept.drop(purge, NOW)
     assert {str(n) for n in range(6) if kept.get(key(n), NOW) is None} == gone
-    assert kept.sweep() is False
+    assert kept.sweep(NOW) is False
     assert len(kept) == 6 - len(gone)
 
 
@@ -177,7 +178,7 @@ def test_a_purge_of_many_holds_at_once_and_is_done_a_slice_at_a_time() -> None:
     assert 0 < len(kept) < 10_000
     assert all(kept.get(key(n), NOW) is None for n in range(0, 10_000, 97))
     kept.put(key(9_998), answer("new", tags=("faq",), created=NOW + 1), NOW + 1)
-    while kept.sweep():
+    while kept.sweep(NOW):
         pass
     assert len(kept) == 1, "what was made afterwards stays"
     assert kept.get(key(9_998), NOW + 1) is not None
@@ -191,7 +192,7 @@ def test_purges_one_upon_another_end() -> None:
     kept.drop(Purge(0, tag="faq"), NOW)
     for n in range(6_000, 6_400):
         kept.put(key(n), answer(str(n), tags=("x",)), NOW + 1)
-    while kept.sweep():
+    while kept.sweep(NOW):
         pass
     assert len(kept) == 400
 
@@ -199,12 +200,55 @@ def test_purges_one_upon_another_end() -> None:
 def test_another_bound_keeps_what_there_is_room_for() -> None:
     kept = filled(100)
     kept.configure(20 * answer("x").size, NOW)
+    assert kept.sweep(NOW) is False
     assert 0 < len(kept) <= 20
     assert kept.bytes <= kept.most_bytes
     kept.configure(1 << 20, NOW)
+    kept.sweep(NOW)
     assert 0 < len(kept) <= 20
     kept.clear()
     assert (len(kept), kept.bytes) == (0, 0)
+
+
+def test_with_another_bound_all_goes_on_while_answers_come_over() -> None:
+    kept = filled(5_000)
+    kept.configure(1 << 25, NOW)
+    assert len(kept) == 0
+    assert kept.get(key(4_000), NOW) is not None
+    kept.put(key(4_001), answer("new"), NOW)
+    assert kept.drop_entries([f"{4_002:016x}"]) == 1
+    assert kept.drop_key(key(4_003))
+    kept.configure(1 << 24, NOW)
+    kept.drop(Purge(0, entry=f"{4_004:016x}"), NOW)
+    kept.configure(1 << 26, NOW)
+    while kept.sweep(NOW):
+        pass
+    assert len(kept) == 4_997
+    gone = [n for n in range(5_000) if kept.get(key(n), NOW) is None]
+    assert gone == [4_002, 4_003, 4_004]
+    found = kept.get(key(4_001), NOW)
+    assert found is not None
+    assert found.id == "new"
+
+
+def test_all_is_forgotten_at_once_and_freed_a_slice_at_a_time() -> None:
+    kept = filled(3_000)
+    one = kept._known[key(7)]
+    held = sys.getrefcount(one)
+    kept.clear()
+    assert (len(kept), kept.get(key(7), NOW)) == (0, None)
+    assert sys.getrefcount(one) == held
+    kept.put(key(7), answer("again"), NOW)
+    assert kept.sweep(NOW)
+    assert kept.sweep(NOW), "it is freed in more than one go"
+    while kept.sweep(NOW):
+        pass
+    assert sys.getrefcount(one) == 2
+    assert len(kept) == 1
+    for _ in range(20):
+        kept.clear()
+        kept.put(key(1), answer("x"), NOW)
+        assert len(kept._aside) <= 8
 
 
 def test_fits_looks_at_no_likeness() -> None:

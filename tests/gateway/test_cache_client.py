@@ -172,11 +172,30 @@ def test_who_is_late_is_a_miss_and_its_ticket_is_handed_back() -> None:
 
 def test_a_helper_that_is_always_late_is_left_alone_for_a_while() -> None:
     async def play(line: Line) -> None:
-        for _ in range(16):
+        for n in range(1, 17):
             assert line.ask(budget=0.001) == ""
-        await until(lambda: len(line.found) == 16)
+            await until(lambda n=n: len(line.found) == n)
         assert line.ask() == "busy"
         assert line.counted("busy") == 1
+
+    run(play)
+
+
+def test_a_helper_that_has_too_much_to_do_is_asked_as_much_as_it_can() -> None:
+    async def play(line: Line) -> None:
+        """It answers four of those that are open at once, and says of the others that it came too late."""
+        before = 0
+        for _ in range(40):
+            asked = 0
+            while line.ask() == "":
+                asked += 1
+            for i in range(asked):
+                find = await line.asked()
+                line.helper.say(Found(find.n, Kind.MISS, why="number" if i < 4 else "budget"))
+            before += asked
+            await until(lambda before=before: len(line.found) == before)
+        assert 2 <= asked <= 6
+        assert line.ask() == ""
 
     run(play)
 

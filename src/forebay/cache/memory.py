@@ -2,21 +2,24 @@
 
 Which of them stay is moka's to say (TinyLFU: what was asked for often stays before what came last, so that a burst of
 questions that nobody asks again empties nothing). A purge holds from the moment it is said; the memory it frees is
-found a slice at a time, so that the event loop is not blocked by hundreds of thousands of answers.
+found a slice at a time, so that the event loop is not blocked by hundreds of thousands of answers. To forget all of
+them, or to give them another bound, is no different: what there was is set aside, and goes slice by slice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple
 
 from moka_py import Moka
 
 from forebay.cache.answers import Answer, turned
 from forebay.cache.messages import Purge
 
-_SLICE: Final = 4_096
-"""Answers looked at in one go."""
+_SLICE: Final = 512
+"""Answers looked at in one go: to free one takes 4 µs."""
 _STEP: Final = 64
 """The same, by each that is put."""
 _MOST_SWEEPS: Final = 8
@@ -37,15 +40,26 @@ class _Sweep:
         return answer.created <= self.at and fits(answer, self.purge)
 
 
-class Answers:
-    """By exact key. Mutable state: the answers and moka's books on them, the keys by entry, purges under way, and how
-    many were evicted."""
+class _Aside(NamedTuple):
+    """What there was under another bound, or before all was forgotten."""
 
-    __slots__ = ("_entries", "_known", "_policy", "_sweeps", "evicted", "most_bytes")
+    known: dict[bytes, Answer]
+    entries: dict[str, bytes]
+    policy: Moka[bytes, Answer]
+    stays: bool
+    """It is given again, as far as there is room."""
+
+
+class Answers:
+    """By exact key. Mutable state: the answers and moka's books on them, the keys by entry, purges under way, what is
+    set aside, and how many were evicted."""
+
+    __slots__ = ("_aside", "_entries", "_known", "_policy", "_sweeps", "evicted", "most_bytes")
 
     def __init__(self, most_bytes: int) -> None:
         self.evicted = 0
         """For want of room."""
+        self._aside: list[_Aside] = []
         self._begin(most_bytes)
 
     def _begin(self, most_bytes: int) -> None:
@@ -53,12 +67,15 @@ class Answers:
         self._known: dict[bytes, Answer] = {}
         self._entries: dict[str, bytes] = {}
         self._sweeps: list[_Sweep] = []
-        self._policy: Moka[bytes, Answer] = Moka(most_bytes, eviction_listener=self._gone, weigher=_weight)
+        gone = partial(self._gone, self._known, self._entries)
+        self._policy: Moka[bytes, Answer] = Moka(most_bytes, eviction_listener=gone, weigher=_weight)
 
     def get(self, exact: bytes, now: float) -> Answer | None:
         """`now`: Unix time. What is past its time, but may be given while a fresh one is fetched, is given, too:
         `answer.fresh(now)` tells."""
         answer = self._policy.get(exact)
+        if answer is None and self._aside:
+            answer = self._brought(exact, now)
         if answer is None:
             return None
         if not answer.usable(now) or (self._sweeps and any(sweep.takes(answer) for sweep in self._sweeps)):
@@ -85,29 +102,34 @@ class Answers:
             self._set(exact, answer, now)
         if self._sweeps:
             self._sweep(_STEP)
+        if self._aside:
+            self._clear_away(_STEP, now)
 
     def _set(self, key: bytes, answer: Answer, now: float) -> None:
         self._known[key] = answer
         self._policy.set(key, answer, ttl=answer.created + answer.ttl + answer.stale - now)
         self._policy.run_pending_tasks()  # the bound holds now, not with one of the next calls
 
-    def _gone(self, key: bytes, answer: Answer, cause: str) -> None:
+    def _gone(
+        self, known: dict[bytes, Answer], entries: dict[str, bytes], key: bytes, answer: Answer, cause: str
+    ) -> None:
         """Moka lets go of it."""
-        if self._known.get(key) is answer:
-            del self._known[key]
-            if self._entries.get(answer.id) == key:
-                del self._entries[answer.id]
+        if known.get(key) is answer:
+            del known[key]
+            if entries.get(answer.id) == key:
+                del entries[answer.id]
         if cause == "size":
             self.evicted += 1
 
     def drop_key(self, exact: bytes) -> bool:
+        found = sum(old.stays and old.known.pop(exact, None) is not None for old in self._aside) > 0
         self._policy.remove(exact + _OTHER)
-        return self._policy.remove(exact) is not None
+        return self._policy.remove(exact) is not None or found
 
     def drop_entries(self, entries: Iterable[str]) -> int:
         """By `Answer.id`; returns how many there were."""
-        keys = [self._entries[entry] for entry in entries if entry in self._entries]
-        return sum(map(self.drop_key, keys))
+        kept = [self._entries, *(old.entries for old in self._aside if old.stays)]
+        return sum(self.drop_key(known[entry]) for entry in entries for known in kept if entry in known)
 
     def drop(self, purge: Purge, now: float) -> None:
         """No answer made until now that `fits` is given any more."""
@@ -116,15 +138,17 @@ class Answers:
             return
         if purge.like:  # only the index knows these; it names their entries
             return
+        self._bring_all(now)
         self._sweeps.append(_Sweep(purge, now, iter(list(self._known))))
         while len(self._sweeps) > _MOST_SWEEPS:
             self._go_on(self._sweeps.pop(0), len(self._known))
         self._sweep(_SLICE)
 
-    def sweep(self) -> bool:
-        """Go on with purges for a few milliseconds; whether more is to be done."""
+    def sweep(self, now: float) -> bool:
+        """Go on with purges, and with what is set aside, for a few milliseconds; whether more is to be done."""
         self._sweep(_SLICE)
-        return bool(self._sweeps)
+        self._clear_away(_SLICE, now)
+        return bool(self._sweeps or self._aside)
 
     def _sweep(self, most: int) -> None:
         while self._sweeps and most > 0:
@@ -147,18 +171,57 @@ class Answers:
         return looked
 
     def clear(self) -> None:
-        self._begin(self.most_bytes)
+        """`sweep` frees what there was."""
+        self._aside = [old._replace(stays=False) for old in self._aside]
+        self._set_aside(self.most_bytes, stays=False)
 
     def configure(self, most_bytes: int, now: float) -> None:
-        """Another bound: the answers stay as far as there is room."""
-        if most_bytes == self.most_bytes:
-            return
-        known = self._known
+        """Another bound: the answers stay as far as there is room; `sweep` brings them over."""
+        if most_bytes != self.most_bytes:
+            self._bring_all(now)
+            while self._sweeps:
+                self._sweep(len(self._known) + 1)
+            self._set_aside(most_bytes, stays=True)
+
+    def _set_aside(self, most_bytes: int, *, stays: bool) -> None:
+        if self._known:
+            self._aside.append(_Aside(self._known, self._entries, self._policy, stays))
+        while len(self._aside) > _MOST_SWEEPS:
+            del self._aside[0]
         self._begin(most_bytes)
-        for key, answer in known.items():
-            if len(key) == _EXACT and answer.usable(now):
-                self._entries[answer.id] = key
-                self._set(key, answer, now)
+
+    def _brought(self, exact: bytes, now: float) -> Answer | None:
+        """From what is set aside and stays."""
+        for old in self._aside:
+            if old.stays and exact in old.known:
+                self._bring(old, exact, now)
+        return self._policy.get(exact)
+
+    def _bring_all(self, now: float) -> None:
+        """At once: it is to be looked through."""
+        for old in self._aside:
+            if old.stays:
+                for key in list(old.known):
+                    self._bring(old, key, now)
+
+    def _bring(self, old: _Aside, key: bytes, now: float) -> None:
+        answer = old.known.pop(key)
+        if len(key) == _EXACT and key not in self._known and answer.usable(now):
+            self._entries[answer.id] = key
+            self._set(key, answer, now)
+
+    def _clear_away(self, most: int, now: float) -> None:
+        while self._aside and most > 0:
+            old = self._aside[0]
+            for key in list(islice(old.known, most)):
+                most -= 1
+                if old.stays:
+                    self._bring(old, key, now)
+                else:
+                    old.entries.pop(old.known.pop(key).id, None)
+                old.policy.remove(key)
+            if not old.known:
+                del self._aside[0]
 
     @property
     def bytes(self) -> int:

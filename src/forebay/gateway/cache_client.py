@@ -1,7 +1,10 @@
 """A worker's line to the helper process: questions with a budget, answers to keep, words of what must go.
 
-Nothing here waits: a question whose answer does not come in time, or cannot be asked, is a miss. After `_LATE` that
-were late in a row the helper is left alone for `_REST` seconds, so that not every request waits for nothing.
+Nothing here waits: a question whose answer does not come in time, or cannot be asked, is a miss. How many are open at
+once follows what the helper can do: it is halved when one is late, once for all that were open then, and grows by one
+for as many as it is that were in time (as TCP does it, RFC 5681 section 3.1). So a helper that has too much to do
+answers as many as it can, and the others do not wait. Where it is down to one, and `_LATE` were late in a row, the
+helper is left alone for `_REST` seconds.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ _decode: Final = msgspec.msgpack.Decoder(Answered).decode
 AWAY: Final = "away"
 BUSY: Final = "busy"
 LATE: Final = "budget"
+_TOO_MUCH: Final = frozenset({BUSY, LATE})
+"""What the helper says of a question that it came to too late, or not at all."""
 
 
 class _Open(NamedTuple):
@@ -49,7 +54,8 @@ class _Open(NamedTuple):
 class CacheClient(asyncio.Protocol):
     """Only for the event loop's thread.
 
-    Mutable state: the connection, the open questions by number, and how often in a row it was late.
+    Mutable state: the connection, the open questions by number, how many there may be, and how often in a row it was
+    late.
     """
 
     def __init__(
@@ -73,6 +79,9 @@ class CacheClient(asyncio.Protocol):
         self._buffer = bytearray()
         self._open: dict[int, _Open] = {}
         self._n = 0
+        self._room = float(MOST_ASKED)
+        self._counts_from = 0
+        """A question of a lower number was asked before `_room` was halved."""
         self._late = 0
         self._rests_until = 0.0
         self._connections = 0
@@ -99,13 +108,16 @@ class CacheClient(asyncio.Protocol):
         if transport is None:
             return self._not_asked(AWAY)
         now = self._loop.time()
-        if len(self._open) >= MOST_ASKED or now < self._rests_until or transport.get_write_buffer_size() > SLOW:
+        if len(self._open) >= self._room or now < self._rests_until or transport.get_write_buffer_size() > SLOW:
             return self._not_asked(BUSY)
         n = self._next()
 
         def found(answer: Answered | None, why: str) -> None:
             if isinstance(answer, Found):
-                self._late = 0
+                if answer.why in _TOO_MUCH:
+                    self._was_late(n)
+                else:
+                    self._in_time()
                 self.asked.series(answer.kind.value).value += 1
                 back(answer, "")
             else:
@@ -156,7 +168,7 @@ class CacheClient(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=2 * MOST_UNSENT)
         self._buffer.clear()
-        self._late, self._rests_until = 0, 0.0
+        self._room, self._late, self._rests_until = float(MOST_ASKED), 0, 0.0
         self._connections += 1
         if self._connections > 1:
             self._on_again()
@@ -231,11 +243,21 @@ class CacheClient(asyncio.Protocol):
         one = self._open.pop(n, None)
         if one is None:
             return
+        self._was_late(n)
+        one.back(None, LATE)
+
+    def _in_time(self) -> None:
+        self._late = 0
+        self._room = min(MOST_ASKED, self._room + 1 / self._room)
+
+    def _was_late(self, n: int) -> None:
         self._late += 1
-        if self._late >= _LATE:
+        if n >= self._counts_from:
+            self._room = max(1.0, self._room / 2)
+            self._counts_from = self._n + 1
+        if self._room == 1.0 and self._late >= _LATE:
             self._late = 0
             self._rests_until = self._loop.time() + _REST
-        one.back(None, LATE)
 
     def _take(self, message: Answered) -> None:
         if isinstance(message, Drop):

@@ -52,7 +52,7 @@ _AT_ONCE: Final = 256
 """Followers that are settled before the event loop goes on."""
 _MOST_BEHIND: Final = 256
 """Engines asked for nobody at once."""
-_SWEEP: Final = 0.05
+_SWEEP: Final = 0.005
 """Seconds between two slices of a purge."""
 
 
@@ -84,8 +84,9 @@ class Caching:
         self.memory.configure(rules.memory_bytes, time())
         if not rules.enabled:
             self.memory.clear()
+        self.sweep()
         if rules.helped and self.client is None:
-            self.client = CacheClient(self._socket, self._loop, self.dropped, self.memory.clear)
+            self.client = CacheClient(self._socket, self._loop, self.dropped, self._forget)
         elif not rules.helped and self.client is not None:
             client, self.client = self.client, None
             self._closing.spawn(client.close())
@@ -501,13 +502,17 @@ class Caching:
             self.memory.drop(message.purge, time())
             self.sweep()
 
+    def _forget(self) -> None:
+        self.memory.clear()
+        self.sweep()
+
     def sweep(self) -> None:
         """Go on with purges, a slice at a time."""
         if self._sweeping is None:
             self._sweep()
 
     def _sweep(self) -> None:
-        self._sweeping = self._loop.call_later(_SWEEP, self._sweep) if self.memory.sweep() else None
+        self._sweeping = self._loop.call_later(_SWEEP, self._sweep) if self.memory.sweep(time()) else None
 
     def __repr__(self) -> str:
         return f"<Caching {self.memory!r}, {len(self.flights)} flights, {self.client!r}>"

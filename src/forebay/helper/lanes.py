@@ -49,10 +49,11 @@ class Lane(Generic[T]):
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, item: T, size: int = 0) -> bool:
-        """False where the line is full, or the thread is leaving: it is not done."""
+    def put(self, item: T, size: int = 0, *, anyway: bool = False) -> bool:
+        """False where the line is full, unless it must be done `anyway`, or the thread is leaving: it is not done."""
         with self._changed:
-            if self._leaving or len(self._line) >= self._most or self._bytes + size > self._most_bytes:
+            full = len(self._line) >= self._most or self._bytes + size > self._most_bytes
+            if self._leaving or (full and not anyway):
                 self.refused += 1
                 return False
             self._line.append((item, size))

@@ -144,12 +144,16 @@ class Helper:
         self._chores.start()
 
     def reload(self, config: Config) -> None:
-        self._chores.put(_Chore(None, config))
+        self._chores.put(_Chore(None, config), anyway=True)
 
     async def close(self) -> None:
         self._peers.stop()
         await asyncio.to_thread(self._lookups.close, LEAVE[0])
         done = await asyncio.to_thread(self._chores.close, LEAVE[1])
+        if not done:
+            log.warning("%d answers and other chores that waited are not done", len(self._chores))
+            self._chores.drop()
+            done = await asyncio.to_thread(self._chores.close, LEAVE[0])
         self._leaving.set()
         if done:
             await asyncio.to_thread(self._end)

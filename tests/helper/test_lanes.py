@@ -1,0 +1,33 @@
+"""A line of work: bounded, but for what must be done, and left behind where its time is up."""
+
+from __future__ import annotations
+
+import threading
+
+from forebay.helper.lanes import Lane
+
+
+def test_a_line_is_bounded_but_for_what_must_be_done_and_can_be_dropped() -> None:
+    begun, go, done = threading.Event(), threading.Event(), []
+
+    def work(items: list[str]) -> None:
+        begun.set()
+        assert go.wait(20)
+        done.extend(items)
+
+    lane: Lane[str] = Lane("test", work, batch=1, most=2, most_bytes=100)
+    lane.start()
+    assert lane.put("first")
+    assert begun.wait(20)
+    assert lane.put("large", 90)
+    assert not lane.put("too large", 20)
+    assert lane.put("second")
+    assert not lane.put("one too many")
+    assert lane.put("a reload", anyway=True)
+    assert (len(lane), lane.refused) == (3, 2)
+    assert not lane.close(0.0)
+    assert not lane.put("late", anyway=True)
+    lane.drop()
+    go.set()
+    assert lane.close(20)
+    assert done == ["first"]
