@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from forebay.cli import cache_prefix
 from forebay.cli.cache_view import show_entries, show_stats
 from forebay.cli.main import run
 
@@ -95,6 +96,30 @@ def test_an_entry_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert heading.split() == ["entry", "cosine", "age", "fresh", "for", "partition", "question"]
     assert line.startswith("0269de549e3d1d94   0.910  11.7 min     23.9 h  acme/m     How do I get an ")
     assert "…" in line and "\x1b" not in line and len(line) <= 80
+
+
+def test_prompt_caches_are_a_line_and_what_breaks_them_is_told_below(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal(monkeypatch)
+    breaks = [
+        {"lost": 0.96, "words": "the system prompt (messages[0]) holds a time", "seconds_ago": 5},
+        {"lost": 0.4, "words": "the tools come in another order", "seconds_ago": 600},
+    ]
+    group = {
+        "model": "m", "organisation": "a-long-organisation", "requests": 1_204, "prompt_tokens": 12_652_411,
+        "reported": 0.007, "as_sent": 0.004, "could_be": 0.964, "compared": 161, "breaks": breaks,
+        "advice": "leave it out", "notes": [],
+    }  # fmt: skip
+    cache_prefix.show([group])
+    heading, first, *lines = capsys.readouterr().out.splitlines()
+    words = ["model", "organisation", "requests", "tokens", "cached", "as", "sent", "could", "be", "compared"]
+    assert heading.split() == words and len(first) <= 80
+    assert first.split()[2:] == ["1,204", "12,652,411", "0.7%", "0.4%", "96.4%", "161"]
+    name = "m, a-long-organisation"
+    assert f"{name}: leave it out" in lines
+    assert f"{name}: 96.0% lost: the system prompt (messages[0]) holds a time" in lines
+    assert f"{name}: 40.0% lost: the tools come in another order, last 10 min ago" in lines
 
 
 def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

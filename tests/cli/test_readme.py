@@ -60,6 +60,14 @@ def test_the_configuration_can_be_used() -> None:
     assert [engine.name for engine in loads(text, "README.md", {}).engines] == ["gpu-1", "gpu-2"]
 
 
+@pytest.mark.parametrize("page", ["cache.md", "prompt-caching.md"])
+def test_configurations_of_caches_can_be_used(page: str) -> None:
+    found = blocks((ROOT / "docs" / page).read_text(), "yaml")
+    assert found
+    for text in found:
+        loads(text, page, {})
+
+
 def test_both_languages_show_the_same() -> None:
     for language in ("python", "yaml"):
         assert blocks(ENGLISH, language) == blocks(CHINESE, language)

@@ -16,6 +16,8 @@ from forebay.config.models import Config
 from forebay.state.messages import admin_socket
 
 _COMMAND = "forebay cache prefix"
+_BREAKS = 3
+"""What breaks it: so many are shown of a group, which lose the most."""
 
 
 def command(
@@ -56,9 +58,15 @@ def command(
     if not rows:
         print("Nothing was asked in this time.", file=sys.stderr)
         return
+    show(rows)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A line a group; below it what may be done, what breaks it, and what is not known."""
     _table(rows)
     for row in rows:
-        for line in (row["advice"], *row["notes"]):
+        breaks = [f"{_percent(one['lost'])} lost: {one['words']}{_ago(one)}" for one in row["breaks"][:_BREAKS]]
+        for line in (row["advice"], *breaks, *row["notes"]):
             if line:
                 print(f"\n{row['model']}, {row['organisation']}: {line}")
 
@@ -68,16 +76,14 @@ def _table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model", overflow="fold")
-    table.add_column("organisation", overflow="fold")
-    for column in ("requests", "prompt tokens", "cached", "as sent", "could be", "compared"):
+    for column in ("model", "organisation"):
+        table.add_column(column, overflow="fold", min_width=len(column))
+    for column in ("requests", "tokens", "cached", "as sent", "could be", "compared"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("what breaks it", overflow="fold")
     for row in rows:
         shares = [_percent(row[name]) for name in ("reported", "as_sent", "could_be")]
-        breaks = "\n".join(f"{one['words']}: {_percent(one['lost'])} lost{_ago(one)}" for one in row["breaks"][:3])
         counts = (f"{row['requests']:,}", f"{row['prompt_tokens']:,}")
-        table.add_row(row["model"], row["organisation"], *counts, *shares, f"{row['compared']:,}", breaks)
+        table.add_row(row["model"], row["organisation"], *counts, *shares, f"{row['compared']:,}")
     # Into a pipe, lines are not folded: other programs read them.
     Console(width=None if sys.stdout.isatty() else 1_000, highlight=False, markup=False).print(table)
 

@@ -71,7 +71,7 @@ def _of_workers(out: Console, workers: Mapping[str, Rows], currency: str) -> Non
 def _costs(out: Console, workers: Mapping[str, Rows], total: Mapping[str, Any]) -> None:
     """What is to be set against the savings."""
     calls = _by(workers.get("background", []), "why")
-    asked = f"{_named(calls, len(calls))} engine calls that no client waited for" if calls else "no engine calls"
+    asked = f"engine calls that no client waited for: {_named(calls, len(calls)) if calls else 'none'}"
     looking, keeping = _span(total["seconds"]), _span(total["keeping"])
     out.print(
         f"What it cost: {looking} of looking up and {keeping} of keeping and comparing in the helper process; {asked}."

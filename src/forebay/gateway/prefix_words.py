@@ -45,10 +45,10 @@ _FIXES: Final = MappingProxyType(
         "order": "send them in one order, or set cache.prefix.reorder: tools",
         "keys": "write them in one order, or set cache.prefix.reorder: tools",
         "text": "put what stays the same before it",
-        "words": "put it behind what stays the same, into the last message say",
+        "words": "put it behind what stays the same, for example into the last message",
     }
 )
-_FIX: Final = "leave it out, or put it behind what stays the same, into the last message say"
+_FIX: Final = "leave it out, or put it behind what stays the same, for example into the last message"
 
 
 def share(part: int, whole: int) -> float | None:
