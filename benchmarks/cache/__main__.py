@@ -19,6 +19,7 @@ PARTS = MappingProxyType(
         "latency": "benchmarks.cache.latency",
         "prefix": "benchmarks.cache.prefix",
         "pairs": "benchmarks.cache.labelled",
+        "unseen": "benchmarks.cache.unseen",
         "stream": "benchmarks.cache.stream",
         "stores": "benchmarks.cache.stores",
     }

@@ -161,6 +161,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         and any(one.tokens[at].weight > 0.3 for at, _ in aligned.pairs)
         and same_roles(one, other, aligned)
         and one.linked == other.linked
+        and ("whether" in one.questions) == ("whether" in other.questions)
         and (not inversions or (len(aligned.pairs) <= _SHORT and not one.scopes))
     ) or one.text == other.text
     if identical:
