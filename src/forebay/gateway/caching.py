@@ -466,7 +466,7 @@ class Caching:
             found = keeping.of_unary(flight.body, about)
         elif flight.keeps and flight.streams:
             usage = msgspec.json.encode(usage_fields(x.usage)) if x.usage is not None else b""
-            found = answers.from_stream(flight.events(), about, usage=usage, length=True)
+            found = answers.from_chunks(flight.chunks, about, usage=usage, length=True)
         else:
             found = Unfit.LARGE
         why = keeping.unfit(found, self.rules, stores=part.wish.stores, bounded=bool(part.most))

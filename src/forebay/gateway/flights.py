@@ -19,12 +19,13 @@ it is whole                                  all have it; in the other form (JSO
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay import errors
+from forebay.cache.packing import unframed
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.flight_seats import Altered, End, Seat, Shared, unframed
+from forebay.gateway.flight_seats import Altered, End, Seat, Shared
 from forebay.wire.reply import HELD
 
 if TYPE_CHECKING:
@@ -354,9 +355,10 @@ class Flight:
             self._remove(seat)
             seat.reply.refuse(refusal)
 
-    def events(self) -> bytes:
-        """All that was said, unframed."""
-        return b"".join(map(unframed, self._log))
+    @property
+    def chunks(self) -> Sequence[bytes]:
+        """All that was said, framed, where it `keeps` it."""
+        return self._log
 
     # --- at each one's pace ------------------------------------------------------------------------------------------
 
