@@ -446,6 +446,55 @@ def test_a_stream_takes_little_more_than_its_words() -> None:
     assert bytes_of(turned(turned(answer, streamed=False), streamed=True)) != b""
 
 
+PIECES = (
+    *(b"a", b" the", "你好".encode(), b"x" * 120, b'\\"', b"\\\\", b"\\", b"\\u4f", b"60"),
+    *(b"\\ud83d\\ude00", b"\\ud83d", b"\\ude00", b"", b"\n", b"\n\n", b"\0", b"\xff"),
+    *(b'"', b'","tool_calls":[{"index":0}],"x":"', b'","reasoning":"b'),
+)
+"""What an engine may write between the quotes, or should not."""
+
+
+def framed(event: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def in_chunks(pieces: list[bytes], name: bytes = b"content", size: int = 40) -> list[bytes]:
+    """As an engine writes them: `pieces` are what stands between the quotes."""
+    whole = chunk({"content": "@@"}, system_fingerprint="f" * size).replace(b'"content"', b'"%b"' % name)
+    said = [b"data: %b\n\n" % whole.replace(b"@@", piece) for piece in pieces]
+    return [framed(one) for one in (stream(HELLO[0], done=False), *said, stream(HELLO[-1], done=False), stream())]
+
+
+@given(
+    st.lists(st.one_of(st.just(b"a"), st.sampled_from(PIECES)), min_size=8, max_size=30),
+    st.sampled_from([b"content", b"reasoning", b"refusal", b"text"]),
+    st.integers(0, 100),
+)
+def test_a_stream_in_its_chunks_is_what_it_is_as_a_whole(pieces: list[bytes], name: bytes, size: int) -> None:
+    chunks = in_chunks(pieces, name, size)
+    events = b"".join(map(packing.unframed, chunks))
+    slow, quick = from_stream(events, ABOUT), answers.from_chunks(chunks, ABOUT)
+    if isinstance(slow, Unfit):
+        assert quick is slow
+    else:
+        assert bytes_of(kept(quick)) == bytes_of(slow)
+        assert msgspec.structs.replace(kept(quick), body=b"", repeated=()) == msgspec.structs.replace(
+            slow, body=b"", repeated=()
+        )
+
+
+@pytest.mark.parametrize("size", [0, 40, 100])
+def test_events_that_differ_in_their_words_alone_are_taken_together(size: int) -> None:
+    """Also where the sizes of their chunks have two digits, or three, or some of them two."""
+    words = [b"word%d" % n for n in range(300)]
+    run = packing.run_of(in_chunks(words, size=size))
+    assert run is not None
+    assert len(run.body) < 4 * len(b"".join(words))
+    assert b"".join(words) in run.same
+    assert packing.run_of(in_chunks([*words[:150], b'","x":"', *words[150:]])) is None
+    assert packing.run_of(in_chunks([*words[:150], b"\\u4f", b"60", *words[150:]])) is None
+
+
 @given(st.lists(st.sampled_from([*HELLO * 2, chunk({"content": 'a\\"\n'}), b"data: ", b'"content":"', b"\0", b"\x01"])))
 def test_packing_loses_nothing(parts: list[bytes]) -> None:
     for events in (stream(*parts), b"".join(parts), b"\n\n".join(parts)):

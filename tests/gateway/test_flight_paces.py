@@ -126,13 +126,20 @@ class Client:
 
 
 class House:
-    def __init__(self, count: int, most: int = MOST) -> None:
+    def __init__(self, count: int, most: int = MOST, *, stream: bool = True) -> None:
         self.told: list[str] = []
         self.flight = Flight(self, b"k" * 16, b"k" * 16, most)  # type: ignore[arg-type]
-        self.all = [Client(self.flight) for _ in range(count)]
-        for x in self.all:
-            self.flight.sit(x)  # type: ignore[arg-type]
+        self.all: list[Client] = []
+        for _ in range(count):
+            self.joins(stream=stream)
         self.flight.depart()
+
+    def joins(self, *, stream: bool) -> Client:
+        x = Client(self.flight)
+        x.stream = stream
+        self.all.append(x)
+        self.flight.sit(x)  # type: ignore[arg-type]
+        return x
 
     @property
     def shared(self) -> Shared:
@@ -335,3 +342,58 @@ def test_nothing_of_it_stays_when_all_is_over() -> None:
         assert sys.getrefcount(flight) == 2  # this function's, and the argument
     finally:
         gc.enable()
+
+
+def test_alone_with_a_whole_answer_it_writes_to_its_client_itself_until_another_joins() -> None:
+    house = House(1, stream=False)
+    first = house.all[0]
+    assert isinstance(first.reply, Reply)
+    assert not isinstance(first.reply, Shared)
+    assert house.flight.sharing == (first,)
+    other = house.joins(stream=False)
+    assert house.flight.sharing == (first, other)
+    house.shared.send(200, b"", b"{}")
+    first._ends(Outcome.OK)
+    assert [b"".join(x.outlet.out)[-2:] for x in house.all] == [b"{}", b"{}"]
+    assert (other.told, house.told) == (["hit"], [])
+
+
+def test_who_joins_before_anybody_leads_shares_what_the_first_one_asks_for() -> None:
+    house = House(2, stream=False)
+    first, other = house.all
+    assert (first.told, other.told) == (["start"], [])
+    house.shared.send(200, b"", b"{}")
+    assert other.told == ["hit"]
+
+
+def test_who_joins_when_it_was_said_and_is_not_booked_yet_hears_it_at_once() -> None:
+    house = House(1, stream=False)
+    first = house.all[0]
+    house.flight.brings(200, b"{}")
+    first.reply.send(200, b"", b"{}")
+    first._ends(Outcome.OK)
+    assert house.flight.led_by(first)  # type: ignore[arg-type]
+    other = house.joins(stream=False)
+    assert (other.told, b"".join(other.outlet.out)[-2:]) == (["hit"], b"{}")
+    late = house.joins(stream=True)
+    assert (late.told, list(house.flight.seats)) == ([], [late])  # it gets it in its own form, of the host
+
+
+def test_nobody_joins_one_that_is_alone_and_leaves_or_passes_its_answer_on_unread() -> None:
+    house = House(1, stream=False)
+    assert house.flight.takes(9)
+    house.all[0].reply.start(200, b"")
+    assert not house.flight.takes(9)
+    house.all[0].outlet.reply.gone()  # type: ignore[union-attr]
+    assert (house.flight.end, house.told, house.all[0].told) == (End.CUT, ["over"], ["start", "gone"])
+    assert house.flight.sharing == ()
+    assert not house.flight.takes(9)
+
+
+def test_it_is_dissolved_alone_or_not() -> None:
+    for count in (1, 2):
+        house = House(count, stream=False)
+        house.flight.leader = None  # it waits for a look-up
+        assert house.flight.dissolve() == house.all
+        assert [type(x.reply) for x in house.all] == [Reply] * count
+        assert house.told == ["over"]

@@ -8,7 +8,7 @@ the form that it came in, only its `id` changes: two answers of one id would be 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -190,6 +190,16 @@ def from_stream(
     )
 
 
+def from_chunks(chunks: Sequence[bytes], about: About, *, usage: bytes = b"", length: bool = False) -> Answer | Unfit:
+    """As `from_stream`, of what the client was sent in HTTP's chunks, as they were framed."""
+    run = packing.run_of(chunks)
+    if run is not None:
+        found = _plain(run.same, about, usage, length=length, run=run)
+        if found is not None:
+            return found
+    return from_stream(b"".join(map(packing.unframed, chunks)), about, usage=usage, length=length)
+
+
 class _Delta(msgspec.Struct, frozen=True, gc=False):
     content: str | None = None
     refusal: str | None = None
@@ -217,9 +227,11 @@ _NEXT: Final = b"\n\ndata: "
 _END: Final = b"\n\n" + _DONE
 
 
-def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer | Unfit | None:
+def _plain(
+    events: bytes, about: About, usage: bytes, *, length: bool, run: packing.Run | None = None
+) -> Answer | Unfit | None:
     """As `from_stream`, of one choice that only talks, as nearly all streams are: taken apart all at once, for a
-    microsecond an event. None: it is another kind."""
+    microsecond an event. None: it is another kind. `run`: what is kept of it, where `events` say the same in fewer."""
     if not events.startswith(b"data: ") or not events.endswith(_END) or b"\r" in events:
         return None
     try:
@@ -253,7 +265,7 @@ def _plain(events: bytes, about: About, usage: bytes, *, length: bool) -> Answer
         return unfit
     if refused or refusing.refuses(said):
         return Unfit.REFUSED
-    body, repeated = packing.pack(events)
+    body, repeated = packing.pack(events) if run is None else (run.body, run.repeated)
     return Answer(
         **_told(about),
         chat=first.object != "text_completion",

@@ -9,8 +9,9 @@ whatever the events are; where they do not repeat, nothing is saved.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 _MARKS: Final = (b"\0", b"\x01", b"\x02")
 _SOME: Final = 2
@@ -22,6 +23,12 @@ _NAMES: Final = tuple(
 )
 _STRING: Final = re.compile(rb'[^"\\\0-\x1f]*(?:\\[^\0-\x1f][^"\\\0-\x1f]*)*')
 _EVENT: Final = b"data: "
+_CUT: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?(?:\0|$)|\\u[dD][89abAB]")
+"""An escape at the end of an event's words that may go on in the next one's, or half of a character."""
+_CHUNK_END: Final = b"\n\n\r\n"
+_ENDS: Final = 8
+"""Events at either end of a stream that may look otherwise: a role, an end, usage."""
+_FEW: Final = 2 * _ENDS
 
 
 def pack(events: bytes) -> tuple[bytes, tuple[bytes, ...]]:
@@ -39,6 +46,71 @@ def pack(events: bytes) -> tuple[bytes, tuple[bytes, ...]]:
                 if len(repeated) == len(_MARKS):
                     break
     return events, tuple(repeated)
+
+
+class Run(NamedTuple):
+    """A stream of which most events differ in their words alone. `same`: what its events say, in few of them: those of
+    the run as one with all of their words."""
+
+    same: bytes
+    body: bytes
+    repeated: tuple[bytes, ...]
+
+
+def run_of(chunks: Sequence[bytes]) -> Run | None:
+    """Of chunks, framed as HTTP's, an event in each: as `pack` would have it, in a fraction of its time. None where
+    they are not like that, or where a word may begin in one event and end in the next."""
+    n = len(chunks)
+    if n < _FEW:
+        return None
+    example = chunks[n // 2]
+    at = example.find(b"\n") + 1
+    for name in _NAMES:
+        found = name.search(example, at)
+        words = _STRING.match(example, found.end()) if found is not None else None
+        if found is not None and words is not None and words.end() > words.start():
+            break
+    else:
+        return None
+    before, after = example[at : found.end()], example[words.end() :]
+    if not before.startswith(_EVENT) or not after.endswith(_CHUNK_END):
+        return None
+    first = next((i for i in range(_ENDS) if _fits(chunks[i], before, after)), n)
+    last = next((i for i in range(n - 1, n - 1 - _ENDS, -1) if _fits(chunks[i], before, after)), 0)
+    if last - first < _ENDS:
+        return None
+    run = chunks[first : last + 1]
+    said = _said(run, before, after, run[0].find(b"\n") + 1)
+    if len(said) != len(run):  # not all have a size of as many digits
+        said = _said([unframed(one) + b"\r\n" for one in run], before, after, 0)
+    marked = _MARKS[0].join(said)
+    if len(said) != len(run) or marked.count(_MARKS[0]) != len(said) - 1:
+        return None
+    whole = b"".join(said)
+    if (b'"' in whole and not _STRING.fullmatch(whole)) or (b"\\" in whole and _CUT.search(marked)):
+        return None
+    head = b"".join([unframed(one) for one in chunks[:first]])
+    tail = b"".join([unframed(one) for one in chunks[last + 1 :]])
+    if any(mark in part for mark in _MARKS for part in (head, before, after, tail)):
+        return None
+    after = after[:-2]
+    body = b"%b%b%b%b%b" % (head, before, marked, after, tail)
+    return Run(b"%b%b%b%b%b" % (head, before, whole, after, tail), body, (after + before,))
+
+
+def _said(run: Sequence[bytes], before: bytes, after: bytes, at: int) -> list[bytes]:
+    """The words of those that have them between the two. `at`: where an event begins."""
+    begin, end = at + len(before), -len(after)
+    return [one[begin:end] for one in run if one.startswith(before, at) and one.endswith(after)]
+
+
+def _fits(chunk: bytes, before: bytes, after: bytes) -> bool:
+    return chunk.endswith(after) and chunk.startswith(before, chunk.find(b"\n") + 1)
+
+
+def unframed(chunk: bytes) -> bytes:
+    """What a chunk of HTTP's holds."""
+    return chunk[chunk.index(b"\r\n") + 2 : -2]
 
 
 def unpack(packed: bytes, repeated: tuple[bytes, ...]) -> bytes:

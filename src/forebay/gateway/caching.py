@@ -218,7 +218,8 @@ class Caching:
 
     def _found(self, flight: Flight, part: Part, found: Found | None, why: str) -> None:
         """The helper process has answered, or has not in time."""
-        if not flight.seats:  # all have left meanwhile
+        sharing = flight.sharing
+        if not sharing:  # all have left meanwhile
             self.over(flight)
             if found is not None and found.ticket and self.client is not None:
                 self.client.unanswered(found.ticket)
@@ -229,8 +230,8 @@ class Caching:
         self.telemetry.helper_seconds += found.seconds
         answer, now = answers.decode(found.answer) if found.answer else None, time()
         age = now - answer.created if answer is not None else 0.0
-        younger = [x for x in flight.seats if x.part is not None and age > x.part.wish.most_age]
-        if answer is None or found.kind is Kind.MISS or len(younger) == len(flight.seats):
+        younger = [x for x in sharing if x.part is not None and age > x.part.wish.most_age]
+        if answer is None or found.kind is Kind.MISS or len(younger) == len(sharing):
             flight.ticket = found.ticket
             part.similarity = found.similarity
             self._missed(flight, part, found.why)
@@ -393,7 +394,7 @@ class Caching:
                 self._gateway.booking.hit(x, tokens, avoided)
             return
         flight = part.flight
-        if flight is None or flight.shared is None or flight.shared.leader is not x:
+        if flight is None or not flight.led_by(x):
             return
         part.flight = None
         if flight.end is End.NOT:  # another leads
@@ -419,7 +420,8 @@ class Caching:
             self._anew(waiting)
         flight.answer = part.answer
         flight.close()
-        self._all_heard(flight)
+        if flight.heard:
+            self._all_heard(flight)
 
     def _all_heard(self, flight: Flight) -> None:
         now, flight.heard = flight.heard[:_AT_ONCE], flight.heard[_AT_ONCE:]
@@ -467,7 +469,7 @@ class Caching:
             found = keeping.of_unary(flight.body, about)
         elif flight.keeps and flight.streams:
             usage = msgspec.json.encode(usage_fields(x.usage)) if x.usage is not None else b""
-            found = answers.from_stream(flight.events(), about, usage=usage, length=True)
+            found = answers.from_chunks(flight.chunks, about, usage=usage, length=True)
         else:
             found = Unfit.LARGE
         if facts.writer and isinstance(found, Answer):

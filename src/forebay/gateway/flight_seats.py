@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.api import openai
+from forebay.cache.packing import unframed
 from forebay.errors import Refusal
 from forebay.wire import sse
 from forebay.wire.message import Request
@@ -179,7 +180,3 @@ def _says_usage(event: bytes) -> bool:
     data = sse.data_of(event)
     found = openai.chunk(data) if data is not None else None
     return found is not None and found.usage is not None and not found.choices
-
-
-def unframed(chunk: bytes) -> bytes:
-    return chunk[chunk.index(b"\r\n") + 2 : -2]

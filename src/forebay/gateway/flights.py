@@ -2,7 +2,8 @@
 
 The first of them leads: its exchange goes to an engine as any other, and writes into `Shared` where it would write into
 its client's reply. Everyone who sits in the flight, the leader's client among them, hears all of it from the beginning
-and at its own pace: who keeps up is written to as bytes come; who does not goes on from the log when it has room.
+and at its own pace: who keeps up is written to as bytes come; who does not goes on from the log when it has room. One
+that is alone, and whose answer comes whole, needs none of that (`solo`) until another one joins.
 
 who leaves                                   what becomes of the flight
 a follower                                   nothing
@@ -19,12 +20,13 @@ it is whole                                  all have it; in the other form (JSO
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay import errors
+from forebay.cache.packing import unframed
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.flight_seats import Altered, End, Seat, Shared, unframed
+from forebay.gateway.flight_seats import Altered, End, Seat, Shared
 from forebay.wire.reply import HELD
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class Flight:
         "settled",
         "shared",
         "silent",
+        "solo",
         "status",
         "stopped",
         "streams",
@@ -113,6 +116,9 @@ class Flight:
         self.exact = exact
         self.silent = silent
         self.seats: dict[Exchange, Seat] = {}
+        self.solo: Exchange | None = None
+        """Nobody shares with it yet, and it writes to its client by itself: it has no seat. Only where the answer comes
+        whole, so that nobody who joins has missed anything."""
         self.leader: Exchange | None = None
         self.shared: Shared | None = None
         self.streams = False
@@ -150,11 +156,29 @@ class Flight:
 
     def takes(self, most: int) -> bool:
         """Whether one more may join."""
+        if self.solo is not None and self.body is None and self.solo.reply.started:
+            return False
         return self.keeps and self.end is not End.CUT and self.status in (0, 200) and len(self.seats) <= most
+
+    @property
+    def sharing(self) -> tuple[Exchange, ...]:
+        """Everyone, in the order in which they came."""
+        solo = self.solo
+        return tuple(self.seats) if solo is None or solo.ended else (solo, *self.seats)
+
+    def led_by(self, x: Exchange) -> bool:
+        """Whether what came of it is that one's."""
+        return x is self.solo or (self.shared is not None and self.shared.leader is x)
 
     def sit(self, x: Exchange) -> None:
         """Before anybody leads, or behind the leader. One of a better class than a leader that waits takes its place:
         a flight has the highest class of those in it."""
+        if self.solo is not None:
+            if self.end is End.NOT:
+                self._share(self.solo)
+        elif not (self.seats or x.stream or self.leader is not None or self.silent):
+            self.solo = x
+            return
         seat = self.seats[x] = Seat(self, x, x.reply)
         leader = self.leader
         if leader is not None and x.front.class_.rank < leader.front.class_.rank and leader.waits:
@@ -169,11 +193,22 @@ class Flight:
         elif self.status:
             self.advance(seat)
 
+    def _share(self, x: Exchange) -> None:
+        """It has been alone until now."""
+        self.solo = None
+        self.seats[x] = Seat(self, x, x.reply)
+        if x is self.leader:
+            self._writes_here(x, Shared(self, x.reply))
+
+    def brings(self, status: int, body: bytes) -> None:
+        """The whole answer that its solo is about to give to its client."""
+        self.status, self.body, self.end = status, body, End.WHOLE
+
     def depart(self) -> None:
         """The best of those who sit in it leads; where nobody does, it is over."""
         if self.leader is not None or self.end is not End.NOT:
             return
-        x = min(self.seats, key=lambda x: x.front.class_.rank, default=None)
+        x = self.solo or min(self.seats, key=lambda x: x.front.class_.rank, default=None)
         if x is None:
             self._host.over(self)
         else:
@@ -185,16 +220,25 @@ class Flight:
         self.hides_usage = x.hides_usage
         if self.shared is not None:
             self.shared.leader = None
-        self.shared = x.reply = shared or Shared(self, x.reply)
-        self.shared.leader = x
-        self.shared.on_gone = x.client_gone
-        if x.stream:
-            self.shared.on_pause, self.shared.on_resume = x.pause, x.resume
+        if x is not self.solo:
+            self._writes_here(x, shared or Shared(self, x.reply))
         self._host.leads(self, x)
         x.start()
 
+    def _writes_here(self, x: Exchange, shared: Shared) -> None:
+        self.shared = x.reply = shared
+        shared.leader = x
+        shared.on_gone = x.client_gone
+        if x.stream:
+            shared.on_pause, shared.on_resume = x.pause, x.resume
+
     def dissolve(self) -> list[Exchange]:
         """Nobody asks an engine: each has its own reply again."""
+        if self.solo is not None:
+            x, self.solo = self.solo, None
+            self.end = End.CUT
+            self._host.over(self)
+            return [x]
         seats, self.seats = self.seats, {}
         for seat in seats.values():
             seat.let_go()
@@ -234,6 +278,12 @@ class Flight:
 
     def ends(self, x: Exchange, outcome: Outcome) -> None:
         """An exchange of it is being settled."""
+        if x is self.solo:
+            self.leader = None
+            if self.end is End.NOT:
+                self.end = End.CUT
+                self._host.over(self)
+            return
         if x is not self.leader:
             if (seat := self.seats.get(x)) is not None:
                 self._remove(seat)
@@ -280,6 +330,7 @@ class Flight:
     def close(self) -> None:
         """Its leader's books are closed."""
         self.settled = True
+        self.solo = None
         self._part()
 
     def _part(self) -> None:
@@ -354,9 +405,10 @@ class Flight:
             self._remove(seat)
             seat.reply.refuse(refusal)
 
-    def events(self) -> bytes:
-        """All that was said, unframed."""
-        return b"".join(map(unframed, self._log))
+    @property
+    def chunks(self) -> Sequence[bytes]:
+        """All that was said, framed, where it `keeps` it."""
+        return self._log
 
     # --- at each one's pace ------------------------------------------------------------------------------------------
 

@@ -124,6 +124,8 @@ class Unary(Exchange):
             body = self.entry.renamed(body)
         if self.gateway.booking is not None:
             self.gateway.booking.first_byte(self)
+        if self.part is not None and self.part.flight is not None and self.part.flight.solo is self:
+            self.part.flight.brings(self.status, body)
         self.reply.send(self.status, block, body)
         self._settle(_OK)
 
