@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,3 +143,23 @@ def test_an_answer_does_not_outlive_the_right_to_it(gateway: Gateway, raw: RawEn
     nameless = gateway.raw(request(body, key=None, x_test=test))
     assert (nameless.status, kind(nameless)) == (200, "miss")
     assert len(raw.requests(test)) == 2
+
+
+def test_a_key_that_is_taken_away_gets_nothing_on_a_connection_that_it_has(gateway: Gateway, raw: RawEngine) -> None:
+    test, body = play(raw, choice()), about(new_id("question"))
+    assert kind(ask(gateway, body, test)) == "miss"
+    asked = request(body, key=COLLEAGUE, x_test=test)
+    keys = gateway.config["callers"]["keys"]
+    callers = {**gateway.config["callers"], "keys": [one for one in keys if one["key"] != COLLEAGUE]}
+    with gateway.client() as client:
+
+        def again() -> int:
+            client.send(asked)
+            return client.read().status
+
+        assert again() == 200
+        gateway.file.write_text(json.dumps({**gateway.config, "callers": callers}))
+        gateway.process.send_signal(signal.SIGHUP)
+        eventually(lambda: again() in (401, 503))
+    assert kind(ask(gateway, body, test)) == "exact", "what it knows is still there"
+    assert len(raw.requests(test)) == 1
