@@ -391,18 +391,18 @@ def test_a_model_says_what_the_answers_do_not_tell(tmp_path: Path) -> None:
 def test_what_cannot_be_opened_leaves_equal_requests(tmp_path: Path) -> None:
     async def story(process: HelperProcess) -> None:
         async with peer(process.state_dir) as worker:
-            await worker.keep("How are you", "fine", exact=b"x" * 16)
-            assert (await worker.find("How are you", exact=b"x" * 16)).kind is Kind.EXACT
+            await worker.keep("How do I get an invoice", "fine", exact=b"x" * 16)
+            assert (await worker.find("How do I get an invoice", exact=b"x" * 16)).kind is Kind.EXACT
             assert "Connection refused" in (await worker.look("stats"))["semantic"]["state"]
             # A reload that names an embedder opens it, and what was kept meanwhile is put into its index.
             process.reload()
             stats = await worker.until(lambda stats: stats["semantic"].get("questions") == 1)
             assert stats["store"]["entries"] == 1
-            assert (await worker.find("how are you?")).kind is Kind.SEMANTIC
+            assert (await worker.find("how do I get an invoice?")).kind is Kind.SEMANTIC
             process.reload(semantic={"enabled": False})
             await worker.until(lambda stats: stats["semantic"]["state"] == "off")
-            assert (await worker.find("how are you?")).kind is Kind.MISS
-            assert (await worker.find("How are you", exact=b"x" * 16)).kind is Kind.EXACT
+            assert (await worker.find("how do I get an invoice?")).kind is Kind.MISS
+            assert (await worker.find("How do I get an invoice", exact=b"x" * 16)).kind is Kind.EXACT
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

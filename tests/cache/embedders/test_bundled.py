@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.cache.semantic.embedder import CLEANED, Embedder, EmbedderMissing, cleaned, open_embedder
 from forebay.cache.semantic.embedders import probes
@@ -61,6 +64,17 @@ def test_texts_are_cleaned_before() -> None:
     assert cleaned("  怎么\u3000开具\n发票\x00\t ") == "怎么 开具 发票"
     assert cleaned("e\u0301") == "é"
     assert len(cleaned("a" * 1_000_000)) == CLEANED
+
+
+@given(
+    st.text(
+        st.sampled_from("ab e\u0301\u3000\xa0\t\x00\x7f\x85\u200b\u2028") | st.characters(codec="utf-8"), max_size=12
+    )
+)
+def test_no_text_has_white_space_but_single_blanks_once_it_is_cleaned(text: str) -> None:
+    found = cleaned(text)
+    assert found.split(" ") == [word for word in re.split(r"[\s\x00-\x1f\x7f]+", found) if word] or not found
+    assert cleaned(found) == found
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,10 @@ class Embedder(Protocol):
 
 def cleaned(text: str) -> str:
     """As it is embedded: composed (NFC), no control characters, single spaces."""
-    return _SPACE.sub(" ", unicodedata.normalize("NFC", text[:CLEANED])).strip()
+    text = unicodedata.normalize("NFC", text[:CLEANED])
+    if text.isprintable() and "  " not in text:  # all of its white space is U+0020
+        return text.strip()
+    return _SPACE.sub(" ", text).strip()
 
 
 def open_embedder(name: str, key: str, longest: int) -> Embedder:
