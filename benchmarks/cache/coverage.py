@@ -1,8 +1,8 @@
-"""Simulated traffic: in how many streams more than δ of what was served has a risk of being wrong, looked at all the time.
+"""Simulated traffic: in how many streams what is served is at any time more likely to be wrong than δ allows.
 
 The `Decider` of the helper, with questions whose score and risk are drawn instead of read. A stream has failed once the
-mean risk of its hits by meaning is above δ at any time from 300 hits on: risk, not wrong hits counted, which exceed δ by
-chance where the risk is just below it. The judge overlooks what it is reckoned with.
+mean risk of its hits by meaning is above δ, at any time from 300 hits on: risk, not wrong hits counted, which exceed δ
+by chance where the risk is just below it. The judge overlooks what it is reckoned with.
 """
 
 from __future__ import annotations
