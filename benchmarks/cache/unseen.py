@@ -1,8 +1,8 @@
 """Labelled pairs as a stream that is learned from: wrong hits among hits, and how many paraphrases are served.
 
-Each pair is a look-up: one question is known, the other is asked. A label that the bound asks for is told by a judge that
-is simulated with the errors that it is reckoned with. Sets are tables as `forebay cache eval` reads them; none of them
-is fitted to. Their labels are people's: what is wrong among equal texts, too, is shown beside.
+Each pair is a look-up: one question is known, the other is asked. A label that the bound asks for is told by a judge
+that is simulated with the errors that it is reckoned with. Sets are tables as `forebay cache eval` reads them; none of
+them is fitted to. Their labels are people's: what is wrong among equal texts, too, is shown beside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.cache.labelled import DELTA, EMBEDDER, data, pairs_of
 from benchmarks.common import BenchError, env_int
 from forebay.cache.semantic import verifier
-from forebay.cache.semantic.bound import IDENTICAL, interval
+from forebay.cache.semantic.bound import interval
 from forebay.cache.semantic.deciding import Candidate, Decider, Vector
 from forebay.cache.semantic.embedder import open_embedder
 from forebay.cache.semantic.guard import FEATURES, Verdict, compare
@@ -121,7 +121,7 @@ def measure(console: Console) -> tuple[dict[str, object], list[str]]:
             rules = Semantic.model_validate({"enabled": True, "start": start})
             runs[start] = [play(pairs, rules, vectors, verdicts, seed) for seed in range(seeds)]
             table.add_row(f"{path.stem}, {start}", *_row(runs[start]))
-        form = [p for p in pairs if remembered_identical(verdicts, p)]
+        form = [p for p in pairs if _in_form(verdicts, p)]
         low, high = interval(len(form), sum(not p.same for p in form))
         table.add_row(
             "  differs in form alone",
@@ -148,7 +148,7 @@ def measure(console: Console) -> tuple[dict[str, object], list[str]]:
     return figures, short
 
 
-def remembered_identical(verdicts: dict[str, Verdict], pair: Pair) -> bool:
+def _in_form(verdicts: dict[str, Verdict], pair: Pair) -> bool:
     verdict = verdicts.get(f"{pair.b}\0{pair.a}")
     return verdict is not None and verdict.identical and not verdict.conflict
 

@@ -114,6 +114,22 @@ def test_what_differs_only_in_form_is_closed_by_evidence_and_opened_by_evidence(
     assert not p.same_closed
 
 
+def labels_until_given_up(p: Pool) -> int:
+    """One label in four is wrong."""
+    n = 0
+    while not p.learn(0.8, float(n % 4 == 0), 1.0, DELTA, p.serving(DELTA, True)):
+        n += 1
+    return n
+
+
+def test_what_is_served_on_trust_is_given_up_on_less_than_what_was_earned() -> None:
+    trusted, earned = pool(), pool()
+    for _ in range(enough(DELTA) + 1):
+        earned.learn(0.8, 0.0, 1.0, DELTA, 1)
+    assert earned.certified() == 2 and trusted.certified() == -1
+    assert labels_until_given_up(trusted) < labels_until_given_up(earned)
+
+
 def test_shipped_is_trusted_only_until_there_are_labels_enough() -> None:
     p = pool()
     assert p.serving(DELTA, True) == 1 and p.serving(DELTA, False) == -1

@@ -35,6 +35,8 @@ ALPHA_DOWN: Final = 0.03
 ALPHA_UP: Final = 0.02
 ALARM: Final = 100.0
 """Labels, at least, between two false alarms of a rung that is as wrong as it may be, on average (e-CUSUM)."""
+SUSPECTED: Final = 30.0
+"""The same of a rung that is served on trust, and was not earned by labels: it may be closed on less."""
 CLEAN: Final = 300
 """Labels before which nothing is believed, however clean."""
 IDENTICAL: Final = 1.0
@@ -69,8 +71,9 @@ class Rung(msgspec.Struct, gc=False):
     wrong: float = 0.0
     """Both weighted."""
 
-    def learn(self, wrong: float, weight: float, target: float) -> bool:
-        """A label in [0, 1]. `target`: the most of them that may be wrong. True: the alarm goes off."""
+    def learn(self, wrong: float, weight: float, target: float, between: float = ALARM) -> bool:
+        """A label in [0, 1]. `target`: the most of them that may be wrong. `between`: labels between false alarms.
+        True: the alarm goes off."""
         self.labels += weight
         self.wrong += weight * wrong
         for i, (share, part) in enumerate(_BELIEFS):
@@ -87,7 +90,7 @@ class Rung(msgspec.Struct, gc=False):
             risk = min(times * target, 0.95)
             stake = max(0.0, (risk - target) / (target * (1 - target)))
             self.alarm[i] = max(0.0, self.alarm[i] + math.log1p(stake * weight * (wrong - target)))
-        if max(self.alarm) >= math.log(ALARM * len(_SUSPICIONS)):
+        if max(self.alarm) >= math.log(between * len(_SUSPICIONS)):
             self.alarm = [0.0] * len(_SUSPICIONS)
             return True
         return False
@@ -154,8 +157,10 @@ class Pool(msgspec.Struct):
     def learn(self, score: float, wrong: float, weight: float, target: float, serving: int) -> bool:
         """A label of a score below IDENTICAL, while rung `serving` was served. True: a rung was given up for it."""
         fell = False
+        earned = self.certified()
         for i, rung in enumerate(self.rungs):
-            if score >= rung.threshold and rung.learn(wrong, weight, target) and i <= serving:
+            between = SUSPECTED if earned < i <= serving else ALARM
+            if score >= rung.threshold and rung.learn(wrong, weight, target, between) and i <= serving:
                 self.refuted = True
                 for laxer in self.rungs[i:]:
                     if laxer.won(ALPHA_DOWN):
@@ -165,7 +170,7 @@ class Pool(msgspec.Struct):
 
     def learn_same(self, wrong: float, weight: float, target: float) -> None:
         """A label of questions that differ in nothing but form."""
-        if self.same.learn(wrong, weight, target):
+        if self.same.learn(wrong, weight, target, ALARM if self.same.won(ALPHA) else SUSPECTED):
             self.same.forget()
             self.same_closed = True
         elif self.same_closed and self.same.won(ALPHA):
