@@ -428,6 +428,7 @@ def test_a_disk_that_is_full_at_the_end_costs_what_was_not_saved(tmp_path: Path)
         assert not cache_socket(tmp_path).exists()
 
 
+@pytest.mark.books
 def test_two_helpers_do_not_share_a_state_directory(running: HelperProcess) -> None:
     second = HelperProcess(running.state_dir)
     try:
