@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 import stat
 import threading
@@ -410,6 +411,21 @@ def test_what_cannot_be_opened_leaves_equal_requests(tmp_path: Path) -> None:
         with helper(tmp_path / "state", semantic={"enabled": True, "embedder": url}) as process:
             run(story(process))
             process.stop()
+
+
+@pytest.mark.books
+def test_a_disk_that_is_full_at_the_end_costs_what_was_not_saved(tmp_path: Path) -> None:
+    async def keep() -> None:
+        async with peer(tmp_path) as one:
+            await one.keep("How do I get an invoice?", "by mail")
+
+    with helper(tmp_path) as started:
+        run(keep())
+        resource.prlimit(started.process.pid, resource.RLIMIT_FSIZE, (1_024, 1_024))
+        log = started.stop()
+        assert "the index of questions is not saved" in log
+        assert "Traceback" not in log
+        assert not cache_socket(tmp_path).exists()
 
 
 @pytest.mark.books

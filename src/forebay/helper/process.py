@@ -361,7 +361,10 @@ class Helper:
             if service.asks is not None:
                 service.asks.close()
             if service.meaning is not None:
-                service.meaning.close()
+                try:
+                    service.meaning.close()
+                except OSError as e:
+                    log.error("the index of questions is not saved: %s", e)
             service.store.close()
 
     def _queues(self) -> dict[str, int]:

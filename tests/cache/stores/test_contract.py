@@ -155,6 +155,8 @@ def test_entries_are_discarded(store: Store, clock: ManualClock) -> None:
     assert store.exact(record(1, clock).exact) is None
     assert store.discard([]) == 0
     assert store.put(record(1, clock)) == Put(False, ())  # it was under way, from a store behind this one
+    clock.advance(1.0)
+    assert store.put(record(1, clock)).kept, "a later answer to the same request is another"
     assert store.put(record(3, clock, entry="another")) == Put(True, (entries[3],))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 import stat
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,45 @@ def test_one_answer_whose_bytes_changed_is_removed(tmp_path: Path, clock: Manual
     store.close()
 
 
+def test_text_that_is_no_utf_8_stands_in_nobody_s_way(tmp_path: Path, clock: ManualClock) -> None:
+    store = opened(tmp_path, clock)
+    made = [record(n, clock, scope=b"s" * 16) for n in (1, 2)]
+    for one in made:
+        store.put(one)
+    with sqlite3.connect(tmp_path / "answers.db") as db:
+        db.execute("UPDATE records SET question = CAST(x'61ff' AS TEXT) WHERE id = 1")
+    db.close()
+    assert {known.entry for page in store.questions() for known in page} == {one.entry for one in made}
+    assert store.get(made[1].entry) == made[1]
+    store.close()
+
+
+def test_what_a_full_disk_does_not_let_go_is_not_given(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path, clock)
+    made = [record(n, clock, tags=("faq",) if n == 1 else ()) for n in (1, 2, 3)]
+    for one in made:
+        store.put(one)
+
+    @contextmanager
+    def full(db: Disk, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        with db._alone():
+            raise sqlite3.OperationalError("database or disk is full")
+        yield db._writer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "_write", full)
+        with pytest.raises(StoreGone, match="full"):
+            store.remove(Purge(0, tag="faq"))
+        with pytest.raises(StoreGone, match="full"):
+            store.discard([made[1].entry])
+        assert [store.exact(one.exact) for one in made] == [None, None, made[2]]
+    assert store.remove(Purge(0, tag="faq")) == (made[0].entry,)
+    assert store.get(made[2].entry) == made[2]
+    store.close()
+
+
 def test_a_record_of_another_version_of_forebay_is_not_there(tmp_path: Path, clock: ManualClock) -> None:
     store = opened(tmp_path, clock)
     store.put(record(1, clock))
@@ -199,7 +240,7 @@ def test_another_process_that_holds_the_file_costs_a_bounded_wait(tmp_path: Path
     assert store.put(record(2, clock)) == Put(False, ())
     with pytest.raises(StoreGone, match="locked"):
         store.remove(Purge(0))
-    assert store.get(record(1, clock).entry) is not None
+    assert store.get(record(1, clock).entry) is None, "what was to go is not given"
     other.execute("ROLLBACK")
     other.close()
     clock.advance(1)

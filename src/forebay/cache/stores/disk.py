@@ -103,6 +103,8 @@ class Disk:
         self._purged = Purged()
         self._touched: dict[str, float] = {}
         self._touching = threading.Lock()
+        self._owes = False
+        """A purge could not be done (a full disk): what it fits may be in the file still, and is not given."""
         self.state = "ok"
         self._reading = threading.Lock()
         self._writing = threading.Lock()
@@ -126,6 +128,9 @@ class Disk:
             except BadRecord as e:
                 self._bad(e, column, value)
             else:
+                if self._owes and self._purged.forbids(record):
+                    self._tally.misses += 1
+                    return None
                 self._tally.hits += 1
                 return record
         self._tally.misses += 1
@@ -235,8 +240,12 @@ class Disk:
         )
 
     def _delete_for_good(self, chosen: str, values: Sequence[object]) -> tuple[str, ...]:
-        with self._write(durable=True) as db:
-            gone = _delete(db, chosen, values)
+        try:
+            with self._write(durable=True) as db:
+                gone = _delete(db, chosen, values)
+        except StoreGone:
+            self._owes = True
+            raise
         if gone:
             # The log still has the pages as they were. Where a reader is in its way, the next checkpoint does it.
             with self._alone() as db:
@@ -325,7 +334,9 @@ class Disk:
             self._open()
 
     def _connect(self, wait: float) -> sqlite3.Connection:
-        return sqlite3.connect(self.file, timeout=wait, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(self.file, timeout=wait, isolation_level=None, check_same_thread=False)
+        db.text_factory = _text
+        return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         found = (_number(db, "application_id"), _number(db, "user_version"))
@@ -415,6 +426,11 @@ class Disk:
 
     def __repr__(self) -> str:
         return f"<Disk {self.file} {self.most_bytes:,} bytes>"
+
+
+def _text(value: bytes) -> str:
+    """Damaged text is no error: what it belongs to is not believed, and the rest is."""
+    return value.decode("utf-8", "replace")
 
 
 def _delete(db: sqlite3.Connection, chosen: str, values: Sequence[object]) -> tuple[str, ...]:
