@@ -153,7 +153,8 @@ def _banking(console: Console, encode, rated: verifier.Verifying) -> dict[str, o
 
 def _judge(console: Console, encode) -> tuple[dict[str, object], list[str]]:  # type: ignore[no-untyped-def]
     """How often the judge of answers errs, either way, on answers written for it."""
-    pairs = pairs_of(Path(__file__).with_name("pairs") / "answers.tsv")
+    folder = Path(__file__).with_name("pairs")
+    pairs = [*pairs_of(folder / "answers.tsv"), *pairs_of(folder / "long_answers.jsonl")]
 
     def cosine(a: str, b: str) -> float:
         first, second = encode([a, b])

@@ -152,6 +152,15 @@ def test_a_poisoned_answer_is_not_promoted_nor_one_that_nobody_can_tell(open_ser
     assert find(service, "How can I get an invoice", A).entry == entry  # its writer's still
 
 
+def test_where_the_model_gives_no_word_a_doubtful_pair_counts_as_right(open_service: Callable[..., Service]) -> None:
+    service = open_service(sample=1.0)
+    keep(service, "How do I get an invoice?", "Open Orders.")
+    for told in (None, Judged(Opinion.UNSURE, "model")):
+        service.learn(find(service, "how can I get an invoice, please").ticket, told)
+    assert service.meaning is not None
+    assert [(s.hits, s.labels, s.wrong) for s in service.meaning.decider.stats()] == [(2, 2, 0.0)]
+
+
 def test_ones_own_answer_goes_before_a_nearer_one_of_another(open_service: Callable[..., Service]) -> None:
     service = open_service()
     keep(service, "how can I get an invoice", "Of A.", A)

@@ -73,7 +73,7 @@ class ModelJudge:
                 self._failed = ""
             except Unreachable as e:
                 if str(e) != self._failed:
-                    log.warning("cache.semantic.judge: %s; pairs that only it could tell teach nothing", e)
+                    log.warning("cache.semantic.judge: %s; pairs that only it could tell count as the same", e)
                 self._failed = str(e)
                 judged = None
             self._told(pair.ticket, judged)

@@ -220,21 +220,18 @@ class Service:
         except EmbedderUnavailable:
             self.give_up(Unanswered(ticket))
             return
-        if judged.opinion is Opinion.UNSURE and self.asks is not None:
-            if not self.asks.ask(ticket, pending.question, *texts):
-                self.give_up(Unanswered(ticket))
-        else:
+        asks = self.asks if judged.opinion is Opinion.UNSURE else None
+        if asks is None or not asks.ask(ticket, pending.question, *texts):
             self.learn(ticket, judged)
         self.counts.kept_busy(pending.partition, self.clock.now() - began)
 
     def learn(self, ticket: int, judged: Judged | None) -> None:
-        """What came of a comparison; None: nothing."""
+        """What came of a comparison; None: the model that was asked gave no word, and it stays unsure. To leave those
+        pairs out would leave out the doubtful ones."""
         meaning = self.meaning
         if meaning is None:
             return
-        if judged is None:
-            self.give_up(Unanswered(ticket))
-            return
+        judged = judged or Judged(Opinion.UNSURE, "model")
         with meaning.deciding:
             pending = meaning.decider.pending(ticket)
             gone = meaning.decider.learn(ticket, judged.same)

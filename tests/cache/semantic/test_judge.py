@@ -25,6 +25,13 @@ def test_what_nobody_can_tell_is_unsure_and_counts_as_the_same() -> None:
     assert (found.opinion, found.same) == (Opinion.UNSURE, True)
 
 
+def test_a_link_that_only_one_of_them_has_verifies_nothing() -> None:
+    known = "Open Orders and press Invoice."
+    for more in ("See https://evil.example/x", "See evil.example", "Write to help@evil.example"):
+        assert at(0.95, known, f"{known} {more}.") == (Opinion.UNSURE, "link")
+    assert at(0.95, known, f"{known} Now.")[0] is Opinion.SAME
+
+
 def test_numbers_that_one_answer_adds_are_no_difference() -> None:
     assert at(0.9, "It takes 3 days.", "It takes 3 days, 5 at most.")[0] is not Opinion.DIFFERENT
 

@@ -2,8 +2,12 @@
 
 A right hit that is taken for wrong looks like an error that no threshold avoids: with δ at one in a hundred there must
 be next to none of them. So answers are DIFFERENT only on strong evidence, and what it overlooks is measured instead, on
-labelled pairs of answers (benchmarks/cache/pairs/answers.tsv): the bound asks for δ times (1 - MISS). Where the answers
-do not tell, a model may be asked (cache.semantic.judge).
+labelled pairs of answers (benchmarks/cache/pairs/answers.tsv, long_answers.jsonl): the bound asks for δ times
+(1 - MISS).
+
+What shows neither is UNSURE: two long answers to one question are never worded alike. A model may be asked then
+(cache.semantic.judge). Where none is, or it gives no word, UNSURE means that no wrong hit was seen: the bound counts it
+as right, which is what MISS allows for, and it verifies nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from typing import Final, Protocol
 __all__ = ["MISS", "Judged", "Opinion", "judge", "prompt", "read_reply"]
 
 MISS: Final = 0.65
-"""At most this share of different answers is not noticed: 32 of the 64 in that file, with 95 % at most 0.61 (Clopper
-and Pearson). Of its 52 pairs that say the same none is taken for different. `make bench-cache PART=pairs`."""
+"""At most this share of different answers is not noticed: 67 of the 118 in those files, with 95 % at most 0.645
+(Clopper and Pearson). Of their 74 pairs that say the same none is taken for different (`make bench-cache
+PART=pairs`)."""
 SAME_FROM: Final = 0.85
 """Cosine of two answers from which they say the same, unless the guard objects."""
 DIFFERENT_BELOW: Final = 0.6
@@ -30,6 +35,9 @@ LONGEST: Final = 2_000
 
 
 _NUMBER: Final = re.compile(r"\d+")
+_LINK: Final = re.compile(
+    r"(?:https?://|www\.)[^\s<>()\"'，。]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|\b[\w-]+(?:\.[a-z0-9-]+)*\.[a-z]{2,}\b"
+)
 
 
 class Opinion(StrEnum):
@@ -45,7 +53,7 @@ class Judged:
 
     @property
     def same(self) -> bool:
-        """What the bound takes it for; that what nobody could tell may be wrong is what MISS is for."""
+        """What the bound takes it for."""
         return self.opinion is not Opinion.DIFFERENT
 
 
@@ -83,6 +91,8 @@ def judge(
     conflict = compare(fresh, known).conflict
     if conflict == "entity" and max(len(fresh), len(known)) <= SHORT:
         return Judged(Opinion.DIFFERENT, conflict)
+    if frozenset(_LINK.findall(fresh.casefold())) != frozenset(_LINK.findall(known.casefold())):
+        return Judged(Opinion.UNSURE, "link")
     if alike >= SAME_FROM and not conflict:
         return Judged(Opinion.SAME, "cosine")
     return Judged(Opinion.UNSURE, conflict or "cosine")
