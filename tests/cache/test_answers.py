@@ -38,7 +38,6 @@ ABOUT = About(
     version="2",
     partition="acme/chat",
     question="怎么开具发票",
-    language="zh",
     tags=("faq",),
     sources=("doc:1",),
     tokens=Tokens(3, 1, 0, 0, 5, 2),

@@ -56,7 +56,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     partition: str = ""
     question: str = ""
-    language: str = ""
     tags: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     tokens: Tokens = NO_TOKENS
@@ -80,6 +79,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a1", gc=False):
     partition: str
     question: str
     language: str
+    """"": what it was asked in is told by the question, where somebody wants to know."""
     tags: tuple[str, ...]
     sources: tuple[str, ...]
     tokens: Tokens
@@ -340,7 +340,7 @@ def _kept(
 
 
 def _told(about: About) -> dict[str, Any]:
-    return {name: getattr(about, name) for name in About.__struct_fields__}
+    return {"language": "", **{name: getattr(about, name) for name in About.__struct_fields__}}
 
 
 def _called(message: dict[str, Any] | None) -> list[Any]:

@@ -96,7 +96,8 @@ class Answers:
 
     def put(self, exact: bytes, answer: Answer, now: float) -> None:
         """In place of what there is."""
-        self.drop_key(exact)
+        if exact in self._known:
+            self.drop_key(exact)
         if answer.usable(now):
             self._entries[answer.id] = exact
             self._set(exact, answer, now)

@@ -20,7 +20,7 @@ import msgspec
 
 from forebay import errors
 from forebay.api.openai import ChatBody, CompletionBody
-from forebay.cache import answers, key, language
+from forebay.cache import answers, key
 from forebay.cache.answers import About, Answer, Unfit
 from forebay.cache.key import KNOWLEDGE, Asked, Bypassed, Facts
 from forebay.cache.memory import Answers
@@ -456,7 +456,6 @@ class Caching:
             version=facts.version,
             partition=facts.partition,
             question=asked.question,
-            language=language.of(asked.question) if asked.scope else "",
             tags=tags,
             sources=sources,
             tokens=count.tokens,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.cache import answers
+from forebay.cache import language as languages
 from forebay.cache.messages import Look
 from forebay.cache.semantic.index import IndexUnavailable
 from forebay.cache.stores.store import Record, within
@@ -107,7 +108,7 @@ def _entry(record: Record, now: float, alike: Mapping[str, float], characters: i
     if answer is not None:
         text = answers.text_of(answer)
         shown |= {
-            "language": answer.language,
+            "language": languages.of(record.question) if record.scope else "",
             "finish_reason": answer.finish_reason,
             "tokens": answer.tokens,
             "answer": text[:characters],
