@@ -31,3 +31,21 @@ def test_a_line_is_bounded_but_for_what_must_be_done_and_can_be_dropped() -> Non
     go.set()
     assert lane.close(20)
     assert done == ["first"]
+
+
+def test_what_comes_soon_after_the_first_is_done_with_it() -> None:
+    done: list[list[int]] = []
+    all_of_it = threading.Event()
+
+    def work(items: list[int]) -> None:
+        done.append(items)
+        if sum(map(len, done)) == 3:
+            all_of_it.set()
+
+    lane: Lane[int] = Lane("gathers", work, batch=8, most=8, gather=0.2)
+    lane.start()
+    for n in range(3):
+        assert lane.put(n)
+    assert all_of_it.wait(10)
+    assert done == [[0, 1, 2]]
+    assert lane.close(5)

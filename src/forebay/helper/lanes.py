@@ -22,7 +22,8 @@ SOON: Final = 3_600.0
 
 class Lane(Generic[T]):
     """`work` gets what has come together, `batch` at most, in order. `idle` is called in between, and says in how many
-    seconds it wants to be called again. `most` counts items, `most_bytes` what `put` is told of them.
+    seconds it wants to be called again. `most` counts items, `most_bytes` what `put` is told of them. `gather`: seconds
+    in which more may come together with the first.
     Mutable state: the line, and how much of it was refused."""
 
     def __init__(
@@ -34,10 +35,12 @@ class Lane(Generic[T]):
         most: int,
         most_bytes: int = 1 << 62,
         idle: Callable[[], float] = lambda: SOON,
+        gather: float = 0.0,
     ) -> None:
         self._work = work
         self._idle = idle
         self._batch = batch
+        self._gather = gather
         self._most, self._most_bytes = most, most_bytes
         self._line: deque[tuple[T, int]] = deque()
         self._bytes = 0
@@ -83,6 +86,10 @@ class Lane(Generic[T]):
             with self._changed:
                 if not self._line and not self._leaving:
                     self._changed.wait(min(max(0.0, due - time.monotonic()), SOON))
+                gathers = self._gather and 0 < len(self._line) < self._batch and not self._leaving
+            if gathers:
+                time.sleep(self._gather)
+            with self._changed:
                 items = [self._line.popleft() for _ in range(min(len(self._line), self._batch))]
                 self._bytes -= sum(size for _, size in items)
                 if not items and self._leaving:

@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from itertools import groupby
 from random import SystemRandom
 from typing import Final, NamedTuple
 
@@ -50,7 +51,7 @@ from forebay.cache.semantic.embedder import Embedder, EmbedderMissing, EmbedderU
 from forebay.cache.semantic.index import IndexUnavailable
 from forebay.cache.semantic.judge import Judged
 from forebay.cache.semantic.verifier import VerifierError
-from forebay.cache.stores.store import StoreError
+from forebay.cache.stores.store import StoreError, StoreGone
 from forebay.clock import Clock, SystemClock
 from forebay.config.models import Config
 from forebay.gateway import logs
@@ -87,6 +88,8 @@ AGAIN: Final = (1.0, 30.0)
 """Seconds until what could not be opened is tried again: doubled each time."""
 LEAVE: Final = (0.5, 5.0)
 """Seconds for look-ups, and for chores, that wait when it is told to leave."""
+GATHER: Final = 0.005
+"""Seconds in which answers come together, to be written at once: a transaction costs more than what is in it."""
 SWITCH: Final = 0.0005
 """Seconds that one thread computes while another one wants to: a look-up beside a chore (the default is 5 ms)."""
 
@@ -121,7 +124,7 @@ class Helper:
         self._peers = Peers(self._heard)
         self._lookups: Lane[_Waiting] = Lane("lookups", self._find, batch=BATCH, most=MOST_FINDS)
         self._chores: Lane[_Chore] = Lane(
-            "chores", self._do, batch=16, most=MOST_CHORES, most_bytes=CHORE_BYTES, idle=self._between
+            "chores", self._do, batch=16, most=MOST_CHORES, most_bytes=CHORE_BYTES, idle=self._between, gather=GATHER
         )
         self._service: Service | None = None
         self._using = threading.Lock()
@@ -220,6 +223,21 @@ class Helper:
     def _do(self, chores: list[_Chore]) -> None:
         if self._service is not None:
             self._service.ahead([chore.said for chore in chores if isinstance(chore.said, Store)])
+        for storing, group in groupby(chores, lambda chore: isinstance(chore.said, Store)):
+            self._do_in_order(list(group), together=storing)
+
+    def _do_in_order(self, chores: list[_Chore], *, together: bool) -> None:
+        if together and len(chores) > 1 and self._service is not None:
+            begun = False
+            try:
+                with self._service.store.together():
+                    begun = True
+                    self._do_in_order(chores, together=False)
+            except StoreGone as e:
+                log.debug("%d answers may not be kept: %s", len(chores), e)
+                if not begun:
+                    self._do_in_order(chores, together=False)
+            return
         for connection, said in chores:
             try:
                 answer = self._answer(said)

@@ -277,3 +277,34 @@ def test_look_ups_and_puts_from_many_threads(tmp_path: Path, clock: ManualClock)
     assert wrong == []
     assert store.stats().entries == 4 * 49
     store.close()
+
+
+def test_what_is_put_together_is_one_transaction(tmp_path: Path, clock: ManualClock) -> None:
+    store = opened(tmp_path, clock)
+    some = [record(n, clock) for n in range(4)]
+    store.put(some[0])
+    with store.together():
+        assert all(store.put(one).kept for one in some[1:])
+        store.touch([some[0].entry])
+        assert [store.get(one.entry) is not None for one in some] == [True, False, False, False]
+    assert [store.get(one.entry) for one in some] == some
+    with pytest.raises(KeyError), store.together():
+        store.put(record(9, clock))
+        raise KeyError
+    assert store.get(record(9, clock).entry) is None
+    store.remove(Purge(1))
+    assert store.stats().entries == 0
+    store.close()
+
+
+def test_where_the_file_fails_the_rest_is_put_one_by_one(tmp_path: Path, clock: ManualClock) -> None:
+    """Another process has the lock: that is said before anything is put; and the next ones are kept again."""
+    store = Disk(tmp_path / "answers.db", 4 << 20, clock.wall, write_wait=0.01)
+    other = sqlite3.connect(tmp_path / "answers.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreGone), store.together():
+        raise AssertionError("nothing is begun")
+    other.execute("ROLLBACK")
+    other.close()
+    assert store.put(record(1, clock)).kept
+    store.close()

@@ -107,7 +107,8 @@ class Disk:
         """A purge could not be done (a full disk): what it fits may be in the file still, and is not given."""
         self.state = "ok"
         self._reading = threading.Lock()
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
+        self._together = False
         self._open()
 
     # --- look-ups ----------------------------------------------------------------------------------------------------
@@ -193,6 +194,17 @@ class Disk:
         else:
             self._tally.refused += 1
         return Put(kept, tuple(one for one in gone if not (kept and one == record.entry)))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is put within is one transaction: a third of the time. Where the file fails in it, all of it may be
+        lost, whatever `put` said. Raises StoreGone then."""
+        with self._write():
+            self._together = True
+            try:
+                yield
+            finally:
+                self._together = False
 
     def _insert(self, db: sqlite3.Connection, record: Record, packed: bytes, now: float) -> None:
         made = db.execute(
@@ -371,10 +383,13 @@ class Disk:
 
     @contextmanager
     def _write(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction, with what was touched until now. Raises StoreGone."""
-        with self._touching:
-            touched, self._touched = self._touched, {}
+        """A transaction, with what was touched until now; or a part of one (`together`). Raises StoreGone."""
         with self._alone() as db:
+            if self._together:
+                yield db
+                return
+            with self._touching:
+                touched, self._touched = self._touched, {}
             if durable:
                 db.execute("PRAGMA synchronous = FULL")
             try:

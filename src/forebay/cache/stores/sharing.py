@@ -13,6 +13,7 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
 import msgspec
@@ -90,6 +91,9 @@ class Sharing(ABC):
     @property
     @abstractmethod
     def _resting(self) -> bool: ...
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def put(self, record: Record) -> Put:
         if record.until <= self._wall():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -172,6 +173,10 @@ class Store(Protocol):
 
     def put(self, record: Record) -> Put:
         """Keep an answer, in place of the one with the same `exact`."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is put within may be written at its end, and be lost with it. Raises StoreGone where that is known."""
         ...
 
     def remove(self, purge: Purge) -> tuple[str, ...]:

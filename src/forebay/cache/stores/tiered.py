@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -75,6 +76,9 @@ class Tiered:
         theirs, ours = self.shared.put(record), self.near.put(record)
         # What made room in the file is in the shared one still.
         return Put(theirs.kept or ours.kept, theirs.gone if theirs.kept else ours.gone)
+
+    def together(self) -> AbstractContextManager[None]:
+        return self.near.together()
 
     def remove(self, purge: Purge) -> tuple[str, ...]:
         ours = self.near.remove(purge)
