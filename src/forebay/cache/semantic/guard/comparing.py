@@ -14,7 +14,7 @@ from forebay.cache.semantic.guard.asking import asked_for
 from forebay.cache.semantic.guard.forms import words
 from forebay.cache.semantic.guard.framing import differs, parted
 from forebay.cache.semantic.guard.lexicon import LEXICON
-from forebay.cache.semantic.guard.ordering import order, same_roles
+from forebay.cache.semantic.guard.ordering import order, reordered, same_roles
 from forebay.cache.semantic.guard.reading import Reading, Token, read
 
 __all__ = ["FEATURES", "Verdict", "compare"]
@@ -108,6 +108,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     numbers = _numbers(left, right)
     entities = [token for token in (*left, *right) if token.sort in ("name", "id", "acronym")]
     inversions, swapped = order(one, other, aligned)
+    swapped = swapped or reordered(one, other)
     heavy_left = sum(token.weight for token in left if token.sort != "light")
     heavy_right = sum(token.weight for token in right if token.sort != "light")
     light = sum(token.weight for token in (*left, *right) if token.sort == "light")

@@ -8,10 +8,12 @@ from forebay.cache.semantic.guard.aligning import Aligned, weigh
 from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.reading import Reading, Token
 
-__all__ = ["order", "same_roles"]
+__all__ = ["order", "reordered", "same_roles"]
 
 LONG: Final = 10
 """Shared tokens from which another order is never mere form: what belongs to what has changed, or cannot be told."""
+LATIN: Final = 4
+"""The same where nothing else differs and words stand in the order of English, which says who does what."""
 _DIRECTED: Final = frozenset({"from", "to", "than", "by", "before", "after", "over"})
 _CONTRARY_ROLES: Final = ({"from", "to"}, {"to", "by"}, {"before", "after"})
 _WITHIN: Final = frozenset({"of", "for", "in", "on", "at", "de"})
@@ -50,10 +52,28 @@ def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
             elif whole and j > i + 1 and any(pairs[j][1] < pairs[k][1] < pairs[i][1] for k in range(i + 1, j)):
                 loose = not _WITHIN.isdisjoint((x.role, y.role, a.role, b.role))
                 swapped = swapped or not loose
+    if count > LATIN and inverted and whole and not both_linked and one.chinese + other.chinese < 1:
+        swapped = True
     if count > LONG and inverted and not both_linked and not (weigh(aligned.left) and weigh(aligned.right)):
         swapped = True
     return (2 * inverted / (count * (count - 1)) if count > 1 else 0.0), swapped or roles or _swapped_counts(
         one, other, pairs
+    )
+
+
+def reordered(one: Reading, other: Reading) -> bool:
+    """The very same words in another order, in English: more than a part moved to the other end ("on Mondays, …") or
+    two things that change places about an "and"."""
+    a, b = one.pieces, other.pieces
+    if len(a) != len(b) or a == b or len(a) <= LATIN or one.chinese + other.chinese >= 1 or sorted(a) != sorted(b):
+        return False
+    if any(a[at:] + a[:at] == b for at in range(1, len(a))):
+        return False
+    head = next(at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+    tail = next(at for at, (x, y) in enumerate(zip(reversed(a), reversed(b), strict=True)) if x != y)
+    span, turned = a[head : len(a) - tail], b[head : len(b) - tail]
+    return not any(
+        word in ("and", "or") and span[at + 1 :] + (word,) + span[:at] == turned for at, word in enumerate(span)
     )
 
 
