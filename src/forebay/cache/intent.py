@@ -35,14 +35,12 @@ _TIME_WORDS: Final = _words(
 _STATE_WORDS: Final = _words(
     "temperature air uv pollen sunset sunrise moon standings wait traffic theaters theatres cinemas hot cold "
     "warm humid windy "
-    "raining snowing dark sunny happening going new available remaining left since ago open closed running "
-    "working has hasn't "
-    "haven't did who who's trading price prices bitcoin btc eth ethereum gold silver oil gas petrol dollar euro "
+    "raining snowing dark sunny happening going new available remaining left since ago "
+    "who who's trading price prices bitcoin btc eth ethereum gold silver oil gas petrol dollar euro "
     "yen pound "
-    "yuan rupee market markets nasdaq dow stocks status week come fixed resume reopen back injured alive dead "
-    "cancelled "
-    "canceled delayed moved postponed finished over out live stock time outage incident update release released launch "
-    "eclipse race fight concert tour payday online logged still when's be"
+    "yuan rupee market markets nasdaq dow stocks status week come fixed resume reopen back out "
+    "stock time outage incident update release released launch "
+    "eclipse race fight concert tour payday online logged still"
 )
 _ORDER_WORDS: Final = _words(
     "show tell give list read check get find pull look fetch see display retrieve open view track summarize summarise "
@@ -100,14 +98,17 @@ _ROLE: Final = (
     r"leader|chairman|chairwoman|chair|owner|director|minister|secretary|richest|tallest|oldest|youngest|holder|"
     r"speaker|ambassador)"
 )
-_ENGLISH_STATE: Final = re.compile(
-    r"^\W*(?:is|are) (?!there|it possible)(?:[\w.'-]+ ){1,6}(?:open|closed|on time|in stock|available|running|"
+_ASKS_STATE: Final = re.compile(r"\W*(?:is|are|has|have|hasn't|haven't|was|were|did) ")
+_ENGLISH_STATE_FIRST: Final = re.compile(
+    r"\W*(?:is|are) (?!there|it possible)(?:[\w.'-]+ ){1,6}(?:open|closed|on time|in stock|available|running|"
     r"working|injured|"
     r"alive|dead|cancell?ed|raining|dark|finished|over|out|live)(?: (?:yet|now|again|at this hour))?\W*$|"
-    r"^\W*(?:has|have)(?:n't)? (?!to\b|i\b|you\b|we\b|my\b|our\b)\w|"
-    r"^\W*(?:was|were) (?!there|it)(?:[\w.'-]+ ){1,4}(?:cancell?ed|delayed|closed|moved|postponed)\W*$|"
-    r"^\W*did (?:[\w.'-]+ ){1,4}(?:win|lose|beat|raise|cut|pass|resign|announce|release|score)\b(?!.*\b(?:in|"
-    r"of) \d{4})|"
+    r"\W*(?:has|have)(?:n't)? (?!to\b|i\b|you\b|we\b|my\b|our\b)\w|"
+    r"\W*(?:was|were) (?!there|it)(?:[\w.'-]+ ){1,4}(?:cancell?ed|delayed|closed|moved|postponed)\W*$|"
+    r"\W*did (?:[\w.'-]+ ){1,4}(?:win|lose|beat|raise|cut|pass|resign|announce|release|score)\b(?!.*\b(?:in|"
+    r"of) \d{4})"
+)
+_ENGLISH_STATE: Final = re.compile(
     r"\bwho(?:'s| is| are) (?:the )?(?:\w+ ){0,3}" + _ROLE + r"\b(?! (?:of|in) (?:18|19|20)\d\d)|"
     r"\b(?:share|stock|bitcoin|btc|eth\w*|crypto|gold|silver|oil|gas|petrol) prices?\b|\btrading at\b|"
     r"\bhow much (?:is|does|are|for) (?:an? |one |the )?(?:ounce of |barrel of )?(?:bitcoin|btc|eth\w*|gold|"
@@ -336,8 +337,10 @@ def of(text: str) -> str:
 
 def _english(text: str) -> str:
     words = text.translate(_NO_WORD).split()
+    if _ASKS_STATE.match(text) and _ENGLISH_STATE_FIRST.match(text):
+        return TIME
     if (not _TIME_WORDS.isdisjoint(words) and _ENGLISH_TIME.search(text)) or (
-        not _STATE_WORDS.isdisjoint(words) and _ENGLISH_STATE.search(text)
+        (not _STATE_WORDS.isdisjoint(words) or "be up" in text) and _ENGLISH_STATE.search(text)
     ):
         return TIME
     if (
