@@ -164,3 +164,12 @@ def test_any_text_has_a_verdict_and_it_is_the_same_both_ways(a: str, b: str) -> 
     assert there[:2] == back[:2]
     assert not (there.identical and there.conflict)
     assert all(0 <= value < 1_000 for value in there.features)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("How are you", "how are you?"), ("你好", "你好！"), ("Who is she?", "who is she")]
+)
+def test_the_same_words_are_identical_whatever_ends_them(one: str, other: str) -> None:
+    verdict = compare(one, other)
+    assert verdict.identical
+    assert not verdict.conflict

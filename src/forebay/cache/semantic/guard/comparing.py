@@ -73,6 +73,8 @@ _SOFT_SCOPES: Final = frozenset(
     )
 )
 _PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis")
+_ENDING: Final = " .?!~"
+"""Of a question, which say nothing more."""
 _DATES: Final = frozenset({"weekday", "month", "day", "season", "holiday", "period"})
 _FAILING: Final = frozenset(
     words("fail failur problem troubl issu error difficulty unsuccessful 失败 出错 报错 异常 问题 故障 失灵 失效")
@@ -164,7 +166,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         and one.linked == other.linked
         and ("whether" in one.questions) == ("whether" in other.questions)
         and (not inversions or (len(aligned.pairs) <= _SHORT and not one.scopes))
-    ) or one.text == other.text
+    ) or one.text.rstrip(_ENDING) == other.text.rstrip(_ENDING)
     if identical:
         conflict = ""
     features = (
