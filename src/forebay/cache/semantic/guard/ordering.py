@@ -73,7 +73,7 @@ def reordered(one: Reading, other: Reading) -> bool:
     tail = next(at for at, (x, y) in enumerate(zip(reversed(a), reversed(b), strict=True)) if x != y)
     span, turned = a[head : len(a) - tail], b[head : len(b) - tail]
     return not any(
-        word in ("and", "or") and span[at + 1 :] + (word,) + span[:at] == turned for at, word in enumerate(span)
+        word in ("and", "or") and (*span[at + 1 :], word, *span[:at]) == turned for at, word in enumerate(span)
     )
 
 
