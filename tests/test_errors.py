@@ -197,6 +197,24 @@ VOCABULARY: dict[str, Row] = {
         "The ledger's journal is full, and nothing is served unbooked here (ledger.when_full). "
         "Its database has to take what waits.", Outcome.NO_ENGINE, headers=after(5),
     ),
+    "too_slow_a_reader": Row(
+        errors.too_slow_a_reader(), 429, "rate_limit_error", "slow_reader",
+        "The answer was read too slowly to be kept for this client.", Outcome.OVERLOADED, headers=after(1),
+    ),
+    "unknown_entry": Row(
+        errors.unknown_entry("00ff"), 404, CALLER, "entry_not_found",
+        "No answer '00ff' that this key was given is known here; where another gateway gave it, say its 'model'.",
+        Outcome.NOT_FOUND, "entry",
+    ),
+    "feedback_unavailable": Row(
+        errors.feedback_unavailable(), 503, "api_error", "feedback_unavailable",
+        "The cache does not answer now; the answer may be given again.", Outcome.INTERNAL, headers=after(1),
+    ),
+    "not_cached": Row(
+        errors.not_cached("miss"), 504, "api_error", "not_cached",
+        "No answer to this request is known here (miss), and none but a known one was asked for.",
+        Outcome.NOT_FOUND, headers=NEVER,
+    ),
     "drained": Row(
         errors.drained(), 503, "api_error", "drained",
         "The gateway's shutdown deadline ended this answer.", Outcome.DRAINED, close=True,

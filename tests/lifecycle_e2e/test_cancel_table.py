@@ -79,9 +79,10 @@ class House:
 
     def send(self, case: Case, name: str, model: str, fault: str = "", **fields: Any) -> socket.socket:
         path, content = ROUTES[case.route]
-        body = {"model": model, **content, **fields}
+        body = {"model": model, **content}
         if case.route != "embeddings":
             body |= LONG | {"stream": case.stream}
+        body |= fields
         sock = socket.socket()
         if case.state == "paused":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
