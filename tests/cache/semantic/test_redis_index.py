@@ -100,7 +100,8 @@ def test_a_paused_redis_costs_a_bounded_wait_and_comes_back(server: RedisServer)
     assert len(index) == 1
     server.thaw()
     clock.advance(Circuit.MOST_REST)
-    assert [near.entry for near in index.search(scope(1), vector, 8)[0]][:1] == ["e"]
+    # "f" may have come to it before it was given up
+    assert "e" in [near.entry for near in index.search(scope(1), vector, 8)[0]]
     index.close()
 
 
