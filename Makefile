@@ -13,7 +13,7 @@ serve: $(COMPILED)
 # compiler, or after `make pure`, the same files run as Python.
 compile: $(COMPILED)
 
-$(COMPILED): $(STAMP) tools/compile.py $(wildcard src/forebay/policy/*.py src/forebay/ledger/*.py src/forebay/*.py) \
+$(COMPILED): $(STAMP) tools/compile.py tools/compile_setup.py $(wildcard src/forebay/*.py src/forebay/*/*.py) \
 		$(wildcard src/forebay/cache/semantic/guard/*.py)
 	$(BIN)/python tools/compile.py
 	touch $@

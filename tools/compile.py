@@ -1,6 +1,6 @@
 """Compile the modules that pyproject.toml names (tool.hatch…hooks.mypyc) to C, beside their sources, for this Python.
 
-    python tools/compile.py            # a minute; says so and does nothing where there is no C compiler
+    python tools/compile.py            # a minute or two; says so and does nothing where there is no C compiler
     python tools/compile.py --remove   # the same files run as Python again
 
 A compiled module hides its source: whoever edits one runs this again. The Makefile does, and tests refuse to run on one
@@ -21,11 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-SETUP = """
-from mypyc.build import mypycify
-from setuptools import setup
-setup(name="forebay", packages=[], ext_modules=mypycify({arguments!r}))
-"""
+SETUP = Path(__file__).with_name("compile_setup.py")
 
 
 def modules() -> list[str]:
@@ -57,19 +53,32 @@ def unable() -> str:
     return ""
 
 
+def up_to_date() -> bool:
+    """Everything that is to be compiled is, and nothing else, after the last change of its source."""
+    wanted = {SOURCE / name.removesuffix(".py") for name in modules()}
+    there = {
+        Path(str(path).removesuffix(SUFFIX)): path.stat().st_mtime for path in compiled() if "__mypyc" not in path.name
+    }
+    asked = max(path.stat().st_mtime for path in (ROOT / "pyproject.toml", Path(__file__), SETUP))
+    return wanted == set(there) and all(
+        built >= max(asked, module.with_suffix(".py").stat().st_mtime) for module, built in there.items()
+    )
+
+
 def build() -> str:
     """Compile, and put all beside their sources, or nothing. Returns what went wrong; "": nothing did."""
     names = modules()
     with tempfile.TemporaryDirectory(prefix="forebay-compile-") as folder:
-        setup = Path(folder, "setup.py")
-        setup.write_text(SETUP.format(arguments=["--strict", "--python-version", "3.11", *names]))
+        listed = Path(folder, "modules")
+        listed.write_text("\n".join(names))
         out = Path(folder, "out")
-        command = [sys.executable, str(setup), "-q", "build_ext", "--build-lib", str(out), "--build-temp", folder]
+        command = [sys.executable, str(SETUP), str(listed), str(Path(folder, "c")), "-q", "build_ext"]
+        command += ["--build-lib", str(out), "--build-temp", folder]
         ran = subprocess.run(
             command,
             cwd=SOURCE,
             env=os.environ
-            | {"MYPYC_OPT_LEVEL": "2", "MYPYPATH": str(SOURCE), "MYPY_CACHE_DIR": str(Path(folder, "cache"))},
+            | {"MYPYC_OPT_LEVEL": "1", "MYPYPATH": str(SOURCE), "MYPY_CACHE_DIR": str(Path(folder, "cache"))},
             capture_output=True,
             text=True,
             check=False,
@@ -91,7 +100,9 @@ def main() -> int:
         remove()
         print(f"nothing is compiled: {why}. Everything runs, as Python, at more CPU time a request.")
         return 0
-    print(f"compiling {len(modules())} modules: about a minute", flush=True)
+    if up_to_date():
+        return 0
+    print(f"compiling {len(modules())} modules: a minute or two", flush=True)
     why = build()
     if why:
         print(f"{why}\nnot compiled: see above. Everything runs, as Python, at more CPU time a request.")

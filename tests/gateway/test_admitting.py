@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tests.pure import pure
 
 from forebay.api.openai import ChatBody
 from forebay.config.admission import Admission as Section
@@ -12,11 +14,16 @@ from forebay.config.engine import Engine
 from forebay.config.models import Class
 from forebay.engines.base import EngineReport
 from forebay.errors import Outcome
-from forebay.gateway.admitting import Admitting, facts_of, rules_of
 from forebay.gateway.prompts import NOTHING
 from forebay.policy.admission import Admission
 from forebay.policy.facts import Facts
 from forebay.policy.prior import PrefillPrior
+
+if TYPE_CHECKING:
+    from forebay.gateway.admitting import Admitting, facts_of, rules_of
+else:
+    _module = pure("forebay.gateway.admitting")
+    Admitting, facts_of, rules_of = _module.Admitting, _module.facts_of, _module.rules_of
 
 
 class Exchange:

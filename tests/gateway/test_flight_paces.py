@@ -6,16 +6,23 @@ import gc
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.pure import pure
 
 from forebay.config.models import Class
 from forebay.errors import Outcome, Refusal
-from forebay.gateway.flight_seats import End, Shared
-from forebay.gateway.flights import Flight
 from forebay.wire.message import Peer, Request
-from forebay.wire.reply import HELD, Reply
+from forebay.wire.reply import HELD
+
+if TYPE_CHECKING:
+    from forebay.gateway.flight_seats import End, Shared
+    from forebay.gateway.flights import Flight
+    from forebay.wire.reply import Reply
+else:
+    _module = pure("forebay.wire.reply", "forebay.gateway.flight_seats", "forebay.gateway.flights")
+    Flight, End, Shared, Reply = _module.Flight, _module.End, _module.Shared, _module.Shared.__base__
 
 PIECES = [b"data: %d\n\n" % i for i in range(40)]
 MOST = 10_000

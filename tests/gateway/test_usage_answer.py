@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from forebay.ledger.gates import Who
 from forebay.ledger.limits import Held, Limits
 from forebay.ledger.records import KeyRecord
 from forebay.ledger.rules import Level, Rule, Unpriced
-from forebay.wire.message import Request
+from forebay.wire.message import Peer, Request
 from forebay.wire.reply import Reply
 from forebay.wire.tasks import Tasks
 
@@ -111,8 +110,8 @@ def caller(key: str = "k1") -> Caller:
 
 
 def reply() -> tuple[Reply, Outlet]:
-    request: Any = object.__new__(Request)
-    request.keep_alive, request.method = True, b"GET"
+    request = Request(b"GET", b"/v1/usage", b"", [], {}, Peer("127.0.0.1"), False)
+    request.keep_alive = True
     outlet = Outlet()
     return Reply(outlet, request), outlet
 

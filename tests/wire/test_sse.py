@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.pure import pure
 
 from forebay.wire import sse
 from forebay.wire.sse import Event, EventTooLarge, Framer, count, data_of, parse, split
@@ -260,10 +261,11 @@ for _name in ("__add__", "__contains__", "__getitem__", "__delitem__", "find", "
 
 
 def test_a_byte_at_a_time_costs_no_more_than_a_bounded_number_of_looks_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "bytearray", Counting, raising=False)
+    module = pure("forebay.wire.sse")
+    monkeypatch.setattr(module, "bytearray", Counting, raising=False)
     monkeypatch.setattr(Counting, "touched", 0)
     event = b"data: " + b"x" * 400_000 + b"\n\n"
-    framer = Framer()
+    framer = module.Framer()
     out = b""
     for i in range(len(event)):
         out += framer.feed(event[i : i + 1])

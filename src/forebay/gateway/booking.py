@@ -56,10 +56,13 @@ class Booked(NamedTuple):
     cost: int | None
 
 
-class _Waiting(NamedTuple):
-    position: int
-    deadline: float
-    x: Attempts
+class _Waiting:
+    __slots__ = ("deadline", "position", "x")
+
+    def __init__(self, position: int, deadline: float, x: Attempts) -> None:
+        self.position = position
+        self.deadline = deadline
+        self.x = x
 
 
 class Booking:

@@ -130,19 +130,19 @@ class Trust:
     """The proxies of one listener."""
 
     def __init__(self, proxies: Iterable[str]) -> None:
-        self._unix = "unix" in proxies
+        self._unix_socket = "unix" in proxies
         self._networks = [ipaddress.ip_network(p, strict=False) for p in proxies if p != "unix"]
 
     def __contains__(self, address: str) -> bool:
         if address == "unix":
-            return self._unix
+            return self._unix_socket
         if not self._networks:
             return False
         ip = ipaddress.ip_address(address)
         return any(ip in network for network in self._networks)
 
     def __repr__(self) -> str:
-        return f"<Trust {self._networks}{' unix' if self._unix else ''}>"
+        return f"<Trust {self._networks}{' unix' if self._unix_socket else ''}>"
 
 
 class FailedKeys:

@@ -39,11 +39,11 @@ class LogWriter:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._queue: queue.Queue[bytes | None] = queue.Queue(BACKLOG)
-        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._worker = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self.dropped = 0
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def write(self, piece: bytes) -> None:
         try:
@@ -68,7 +68,7 @@ class LogWriter:
             self._queue.put(None, timeout=seconds)
         except queue.Full:
             return
-        self._thread.join(seconds)
+        self._worker.join(seconds)
 
 
 class RequestLog:

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import httptools
+from mypy_extensions import mypyc_attr
 
 from forebay.wire.head import Header
 from forebay.wire.memo import AnswerMemo
@@ -117,6 +118,7 @@ class Sink(Protocol):
     def on_fail(self, failure: Failure, detail: str) -> None: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class WholeInParts:
     """For sinks to whom a whole answer is nothing special."""
 
