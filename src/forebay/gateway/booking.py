@@ -18,6 +18,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay import errors
+from forebay.config.engine import Role
 from forebay.config.ledger import Durability, Ledger, WhenFull
 from forebay.config.models import Config
 from forebay.counters import counters
@@ -25,6 +26,7 @@ from forebay.errors import Outcome
 from forebay.gateway.accounting import NOTHING, Count
 from forebay.gateway.bounds import answers_of, most_of
 from forebay.gateway.labels import labels_of
+from forebay.gateway.leg_books import PREFILLED, Leg, kv_of_both, parts_of
 from forebay.gateway.telemetry import counter_snapshot, gauge
 from forebay.ledger.enginepricing import Dearest, EnginePrices
 from forebay.ledger.entries import Hit, How, Progress, Reserved, Settled
@@ -32,6 +34,7 @@ from forebay.ledger.gates import known_as
 from forebay.ledger.journal import Journal, JournalFull, Open, State
 from forebay.ledger.journal_format import JournalCorrupt
 from forebay.ledger.journal_read import last_number
+from forebay.ledger.legprices import leg_price
 from forebay.ledger.pricing import Price, PriceBook, price_from
 from forebay.ledger.tokens import NO_TOKENS, Tokens
 from forebay.state.messages import Committed, FamilySnapshot, Follow, journal_folder
@@ -138,6 +141,20 @@ class Booking:
             x.seq = x.position = 0
             self._unbooked.value += 1
 
+    def prefills(self, x: Attempts, handle: Handle) -> Leg:
+        """Reserve the other leg of its attempt: this engine computes the prompt."""
+        journal, now = self.journal, time()
+        leg = Leg(journal.next_seq(), self.price_of(handle, x.entry.target, now), monotonic())
+        price = leg.price
+        number = journal.price_no(price.id, price.as_json) if price is not None else 0
+        reserved = self._reserved(x, leg.seq, now, handle.name, x.prompt(), 0, 0, number)
+        try:
+            x.position = journal.reserve(reserved)
+        except JournalFull:
+            leg.seq = 0
+            self._unbooked.value += 1
+        return leg
+
     def hit(self, x: Attempts, tokens: Tokens, avoided: int) -> None:
         """An answer that was known, whose making had taken these tokens and would have cost so much. Its reservation
         says these tokens; it used none."""
@@ -203,7 +220,9 @@ class Booking:
             return found
         prices = [self.price_of(handle, entry.target, at) for handle in entry.engines]
         known = [price for price in prices if price is not None]
-        found = Dearest(known) if known and len(known) == len(prices) else None
+        first = [h for h in entry.engines if h.config.role is Role.PREFILL] if entry.apart else []
+        before = [price for h in first if (price := self.price_of(h, entry.target, at)) is not None]
+        found = Dearest(known, before) if known and len(known) == len(prices) else None
         entry.priced = (at // 60 * 60 + 60, found)
         return found
 
@@ -220,20 +239,43 @@ class Booking:
             self._timer = self._loop.call_later(self._wait, self._overdue)
 
     def settle(self, x: Attempts, outcome: Outcome, count: Count) -> Booked:
-        """What the attempt cost; written down where it was reserved."""
+        """What the attempt cost, in both its legs where it has two; written down where it was reserved."""
+        tokens, price = count.tokens, x.price
+        seq, x.seq = x.seq, 0
+        legs = x.legs
+        leg = legs.booked if legs is not None else None
+        if leg is None or legs is None:
+            kv = _kv_token_seconds(tokens, x) if price is not None and price.uses_kv else 0
+            return self._settle(x, seq, price, outcome.value, count, kv)
+        legs.booked = None
+        how = PREFILLED if outcome is Outcome.OK else outcome.value
+        if tokens is NOTHING.tokens or not leg.used:
+            self._settle(x, leg.seq, leg.price, how if leg.used else Outcome.ENGINE_ERROR.value, NOTHING, 0)
+            kv = _kv_token_seconds(tokens, x) if price is not None and price.uses_kv else 0
+            return self._settle(x, seq, price, outcome.value, count, kv)
+        first, second = parts_of(count, leg)
+        of_first, of_second = kv_of_both(tokens, leg, monotonic())
+        before = leg_price(leg.price, tokens.prompt, request=False) if leg.price is not None else None
+        price = leg_price(price, tokens.prompt, request=True) if price is not None else None
+        one = self._settle(x, leg.seq, before, how, first, of_first)
+        two = self._settle(x, seq, price, outcome.value, second, of_second)
+        if one.cost is None or two.cost is None:
+            return Booked(How.UNPRICED, None)
+        return Booked(two.how, one.cost + two.cost)
+
+    def _settle(self, x: Attempts, seq: int, price: Price | None, outcome: str, count: Count, kv: int) -> Booked:
+        """One leg; `kv` counts where its price is for that, too."""
         tokens, exact, note = count
-        price, kv = x.price, 0
         now = time()
         how = How.EXACT
         cost: int | None = 0
         if tokens is NOTHING.tokens:
-            pass
+            kv = 0
         else:
-            if price is not None and price.uses_kv:
-                kv = _kv_token_seconds(tokens, x)
+            if price is None or not price.uses_kv:
+                kv = 0
             cost = price.cost(tokens, kv) if price is not None else None
             how = How.UNPRICED if cost is None else How.EXACT if exact else How.ESTIMATED
-        seq, x.seq = x.seq, 0
         if cost:
             self.money.series(x.entry.name).value += cost
         if seq:
@@ -246,7 +288,7 @@ class Booking:
                     how,
                     cost,
                     self.journal.price_no(price.id, price.as_json) if price is not None else 0,
-                    outcome.value,
+                    outcome,
                     first - x.received_at if first else 0.0,
                     monotonic() - x.received_at,
                     kv,

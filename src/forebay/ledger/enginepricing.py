@@ -43,14 +43,17 @@ class EnginePrices:
 
 
 class Dearest:
-    """Several engines' prices, where it is not known yet which of them it will be: the highest."""
+    """Several engines' prices, where it is not known yet which of them it will be: the highest. `before`: those of
+    engines that may compute the prompt for one of the others."""
 
-    def __init__(self, prices: Iterable[Price]) -> None:
+    def __init__(self, prices: Iterable[Price], before: Iterable[Price] = ()) -> None:
         self._prices = tuple({price.id: price for price in prices}.values())
-        self._only = self._prices[0] if len(self._prices) == 1 else None
+        self._before = tuple({price.id: price for price in before}.values())
+        self._only = self._prices[0] if len(self._prices) == 1 and not self._before else None
 
     def most(self, prompt: int, completion: int, /) -> int:
         """As `Price.most`."""
         if self._only is not None:
             return self._only.most(prompt, completion)
-        return max(price.most(prompt, completion) for price in self._prices)
+        first = max((price.most(prompt, 0) for price in self._before), default=0)
+        return first + max(price.most(prompt, completion) for price in self._prices)
