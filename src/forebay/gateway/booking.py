@@ -49,6 +49,8 @@ FOLLOW: Final = 1.0
 """Seconds after which whoever ingests is answered, if nothing more came."""
 PROGRESS: Final = 1.0
 """Seconds between two records of what streams under way have delivered: an orphan's estimate lacks at most so much."""
+NOTED: Final = 0.01
+"""Seconds until it is noted that streams have begun."""
 _MOST_TOKENS: Final = 1 << 40
 
 
@@ -89,6 +91,9 @@ class Booking:
         self._more: asyncio.Future[None] | None = None
         """Whoever ingests waits for more to be on disk."""
         self._progress_at = 0.0
+        self._begun: list[Attempts] = []
+        """Streams that began since the last note."""
+        self._noting: asyncio.TimerHandle | None = None
         self.configure(section, prices)
 
     def configure(self, section: Ledger, prices: PriceBook) -> None:
@@ -227,7 +232,12 @@ class Booking:
         return found
 
     def first_byte(self, x: Attempts) -> None:
-        """An answer is about to begin: it is held back where its reservation is not safe yet."""
+        """An answer is about to begin: it is held back where its reservation is not safe yet. A stream's is noted soon,
+        for the worker may die before the next record of progress."""
+        if x.stream and x.seq:
+            self._begun.append(x)
+            if self._noting is None:
+                self._noting = self._loop.call_later(NOTED, self._note_begun)
         if x.position <= self.safe:
             self._safe.value += 1
             return
@@ -351,6 +361,13 @@ class Booking:
         if waiting:
             self._timer = self._loop.call_later(max(0.0, waiting[0].deadline - now), self._overdue)
 
+    def _note_begun(self) -> None:
+        self._noting = None
+        begun, self._begun = self._begun, []
+        rows = tuple((x.seq, max(1, x.delivered())) for x in begun if x.seq)
+        if rows:
+            self.journal.progress(Progress(time(), rows))
+
     # --- streams under way -------------------------------------------------------------------------------------------
 
     def progress(self, live: Iterable[Attempts], now: float) -> None:
@@ -358,7 +375,7 @@ class Booking:
         if now < self._progress_at:
             return
         self._progress_at = now + PROGRESS
-        rows = tuple((x.seq, x.delivered()) for x in live if x.stream and x.seq and x.first_content_at)
+        rows = tuple((x.seq, max(1, x.delivered())) for x in live if x.seq and x.first_content_at)
         if rows:
             self.journal.progress(Progress(time(), rows))
 
@@ -390,8 +407,9 @@ class Booking:
 
     async def close(self) -> None:
         """After the last request: everything written down is on disk, as far as that is to be had."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._noting):
+            if timer is not None:
+                timer.cancel()
         for waiting in self._waiting:
             waiting.x.let_go()
         self._waiting.clear()
