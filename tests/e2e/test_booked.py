@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from e2e.client import chat, new_id, request
 from e2e.conftest import Engines
 from e2e.engine import DONE, ROLE, USAGE, Script, chunk, delta, event, says, stream_head, streams, whole
 from e2e.gateway import Gateway
+from forebay.gateway.exact import open_tokenizer
+from tokenizer_file import make_tokenizer
 from waiting import eventually
 
 WORDS = [event(delta({"content": f"word {i} "})) for i in range(20)]
@@ -118,6 +121,34 @@ def test_a_cut_stream_is_what_was_delivered(case: Case, engines: Engines) -> Non
     row = case.row()
     assert row["outcome"] == "engine_cut"
     assert 4 <= row["output"] <= 60  # what an event is worth is learned, also from the odd engines of other tests
+
+
+PARAGRAPH = "The river rose in the night and the lower gates were opened one after another. " * 5
+LONG = [event(delta({"content": PARAGRAPH})) for _ in range(20)]
+"""80 tokens each."""
+
+
+@pytest.mark.parametrize("tail", [(LAST, DONE), ()], ids=["whole", "cut"])
+def test_a_stream_whose_events_hold_much_text_is_counted_by_its_bytes(
+    case: Case, engines: Engines, tail: tuple[bytes, ...]
+) -> None:
+    ask(case, engines, streams(ROLE, *LONG, *tail, end=bool(tail)), stream=True, max_tokens=10_000)
+    assert 800 <= case.row()["output"] <= 4_000
+
+
+@pytest.mark.parametrize("tail", [(LAST, DONE), ()], ids=["whole", "cut"])
+def test_a_stream_without_usage_is_counted_by_its_model_s_tokenizer(
+    case: Case, engines: Engines, tail: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    script = streams(ROLE, *WORDS, *LONG, *tail, end=bool(tail))
+    ask(case, engines, script, model="raw-counted", stream=True, max_tokens=100_000)
+    text = "".join(f"word {i} " for i in range(20)) + PARAGRAPH * 20
+    assert case.row()["output"] == open_tokenizer(make_tokenizer(tmp_path))(text)
+
+
+def test_a_stream_without_usage_has_no_more_than_was_allowed(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, *LONG, LAST, DONE), stream=True, max_tokens=200)
+    assert case.row()["output"] == 200
 
 
 def test_a_client_that_leaves_pays_what_it_was_sent(case: Case, engines: Engines) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.api import openai
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.accounting import streamed
 from forebay.gateway.dialects import Abort
 from forebay.gateway.front import Front
 from forebay.gateway.handles import Entry, Handle
@@ -207,14 +208,26 @@ class Attempts(ABC):
         """Content events the client was sent; 0 where they are not seen."""
         return 0
 
+    @property
+    def words(self) -> int:
+        """About how many bytes of words those have; 0 where that is not known."""
+        return 0
+
     def passed(self) -> int:
         """About how many tokens an answer had that was passed on unread."""
         return 0
 
     def delivered(self) -> int:
-        """About how many tokens those had."""
+        """About how many tokens the client was sent."""
         handle = self.gateway.fleet.handles.get(self.engine)
-        return round(self.events * (handle.per_event if handle is not None else 1.0))
+        if handle is None:
+            return streamed(self.events, self.words) or self.passed()
+        return streamed(self.events, self.words, handle.per_event, handle.per_byte) or self.passed()
+
+    def answer_text(self) -> str:
+        """What was said in an answer, once, for it to be counted; "" where that was not kept."""
+        whole, self.text_in = self.text_in, b""
+        return openai.text_of_answer(whole)
 
     def let_go(self) -> None:
         """The reservation is safe, or has been waited for long enough."""
