@@ -95,6 +95,7 @@ class ChatBody(Body, frozen=True):
     tools: Raw = _ABSENT
     functions: Raw = _ABSENT
     chat_template: Raw = _ABSENT
+    response_format: Raw = _ABSENT
 
     @property
     def beside(self) -> bytes:
