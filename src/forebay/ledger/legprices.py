@@ -6,7 +6,8 @@ from decimal import Decimal
 
 from msgspec.structs import replace
 
-from forebay.ledger.pricing import Price, Scale, named
+from forebay.ledger.pricelists import Scale
+from forebay.ledger.pricing import Price, named
 
 
 def leg_price(price: Price, prompt: int, *, request: bool) -> Price:

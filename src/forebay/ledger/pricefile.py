@@ -22,7 +22,8 @@ from forebay.config import document
 from forebay.config.document import Node, Trouble, describe, dotted
 from forebay.config.problems import ConfigError, Problem, Severity
 from forebay.errors import shown
-from forebay.ledger.pricing import PRICED_KINDS, Clause, Exchange, Listed, Period, Scale, Vendor, Window
+from forebay.ledger.pricelists import Clause, Exchange, Listed, Period, Scale, Vendor, Window
+from forebay.ledger.pricing import PRICED_KINDS
 
 KINDS_SAID: Final = tuple(kind for kind in PRICED_KINDS if kind != "kv")
 MOST_PRICE: Final = Decimal(1_000_000)

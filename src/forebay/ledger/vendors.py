@@ -13,7 +13,7 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from forebay.ledger.pricing import Clause, Listed, Period, Scale, Vendor, Window
+from forebay.ledger.pricelists import Clause, Listed, Period, Scale, Vendor, Window
 
 if TYPE_CHECKING:
     from genai_prices import types
