@@ -106,6 +106,7 @@ def gateway(engines: Engines, certificate: tuple[Path, Path]) -> Iterator[Gatewa
             "engines": [
                 local(engines.sim, "sim", "forebay-sim"),
                 local(engines.raw, "raw", "raw", "raw-set", "raw-counted", api_key=ENGINE_KEY),
+                local(engines.raw, "maker", "gpt-5", provider="openai"),
                 local(engines.raw, "below", "raw-below", path="/some/where"),
                 local(engines.raw, "vendor", "raw-vendor", kind="openai"),
                 local(engines.left, "left", "twin"),

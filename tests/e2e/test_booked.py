@@ -307,3 +307,40 @@ def test_who_leaves_a_long_whole_answer_pays_what_it_was_sent(case: Case, engine
     row = case.row()
     assert row["outcome"] == "client_gone"
     assert 100_000 < row["output"] <= 200_000
+
+
+# --- what makers call tiers of their service -------------------------------------------------------------------------
+
+ORDINARY, FLEX, PRIORITY = 1_125_000, 562_500, 2_250_000
+"""Nano-dollars of 100 tokens in and 100 out of gpt-5: 1.25 and 10 dollars a million, half of that, and twice."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "cost"),
+    [
+        (None, None, ORDINARY),
+        (None, "default", ORDINARY),
+        ("auto", "priority", PRIORITY),
+        ("flex", "flex", FLEX),
+        ("flex", "default", ORDINARY),
+        ("flex", None, FLEX),
+        ("auto", None, ORDINARY),
+        (None, "scale", None),
+        ("flex", {"not": "a tier"}, FLEX),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_has_the_price_of_the_tier_it_came_in(
+    case: Case, engines: Engines, stream: bool, asked: str | None, said: Any, cost: int | None
+) -> None:
+    more = {"service_tier": asked} if asked is not None else {}
+    tier = {"service_tier": said} if said is not None else {}
+    if stream:
+        word = event(delta({"content": "word "}) | tier)
+        script = streams(ROLE, *[word] * 40, LAST, usage_event(counts(100, 100)), DONE)
+    else:
+        script = says(whole(200, json.dumps(json.loads(answer(counts(100, 100))) | tier).encode()))
+    ask(case, engines, script, model="gpt-5", stream=stream, **more)
+    row = case.row()
+    assert (row["cost"], row["input"], row["output"]) == (cost, 100, 100)
+    assert (row["how"], row["note"]) == (("exact", "") if cost is not None else ("unpriced", "service_tier"))

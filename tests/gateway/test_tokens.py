@@ -313,7 +313,7 @@ def test_whether_an_answer_s_schema_is_in_the_prompt_is_learned(per_byte: float)
     own = estimates.of("m", plain)[0]
     actual = own + round(per_byte * size)
     for _ in range(30):
-        tokens, counted = estimates.of("m", asked)
+        counted = estimates.of("m", asked)[1]
         estimates.learn("m", counted, actual)
     assert estimates.of("m", asked)[0] == pytest.approx(actual, abs=0.03 * size)
     assert estimates.of("m", plain)[0] == pytest.approx(own, abs=10)

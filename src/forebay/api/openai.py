@@ -51,6 +51,7 @@ class Body(msgspec.Struct, frozen=True):
     documents: Raw = _ABSENT
     chat_template_kwargs: Raw = _ABSENT
     reasoning_effort: Raw = _ABSENT
+    service_tier: Raw = _ABSENT
     prompt_logprobs: Raw = _ABSENT
 
     @property
@@ -73,6 +74,11 @@ class Body(msgspec.Struct, frozen=True):
         """Who asks, by the caller's own name for them; "" where it names nobody. OpenAI calls the field
         `safety_identifier` by now."""
         return self.user or self.safety_identifier or ""
+
+    @property
+    def asked_tier(self) -> str:
+        """The tier of a maker's service that it asks for; "" for none."""
+        return tier_of(msgspec.json.decode(self.service_tier)) if self.service_tier is not _ABSENT else ""
 
     @property
     def skips_cache(self) -> bool:
@@ -129,6 +135,10 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
     @property
     def end_user(self) -> str:
         return self.user or self.safety_identifier or ""
+
+    @property
+    def asked_tier(self) -> str:
+        return ""
 
 
 AnyBody = ChatBody | CompletionBody | EmbeddingBody
@@ -198,6 +208,7 @@ class Chunk(msgspec.Struct, frozen=True):
     error_type: Any = None
     object: str | None = None
     model: str | None = None
+    service_tier: Any = None
 
     @property
     def has_content(self) -> bool:
@@ -224,6 +235,12 @@ class Answer(msgspec.Struct, frozen=True):
 
     usage: Usage | None = None
     model: str | None = None
+    service_tier: Any = None
+
+
+def tier_of(said: Any) -> str:
+    """A maker's tier, as an answer or a request calls it; "" for what is none."""
+    return said.lower() if isinstance(said, str) and len(said) <= 32 else ""
 
 
 _chunk_decoder = msgspec.json.Decoder(Chunk)

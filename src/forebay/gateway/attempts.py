@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.gateway.cached import Part
     from forebay.gateway.legs import Legs
     from forebay.gateway.tokens import Counted
+    from forebay.ledger.enginepricing import EnginePrices
     from forebay.ledger.limits import Held
     from forebay.ledger.pricing import Price
     from forebay.policy.asks import Ask
@@ -75,16 +76,19 @@ class Attempts(ABC):
         "payload",
         "position",
         "price",
+        "prices",
         "prompt_tokens",
         "received_at",
         "refusal",
         "reply",
         "request",
         "request_id",
+        "reserved_at",
         "resumed_at",
         "sent_at",
         "seq",
         "series",
+        "service_tier",
         "shown",
         "state",
         "status",
@@ -162,6 +166,12 @@ class Attempts(ABC):
         self.position = 0
         self.booked_at = 0.0
         self.price: Price | None = None
+        self.prices: EnginePrices | None = None
+        """Of its engine."""
+        self.reserved_at = 0.0
+        """Unix time."""
+        self.service_tier = ""
+        """The maker's tier that answers, as it says."""
         reply.on_gone = self.client_gone
 
     @property
@@ -194,6 +204,7 @@ class Attempts(ABC):
         self.attempts += 1
         self._failing = self.free = False
         self.abort = None
+        self.service_tier = ""
         if self.gateway.booking is not None:
             self.gateway.booking.reserve(self, handle)
 

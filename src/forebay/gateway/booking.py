@@ -28,7 +28,7 @@ from forebay.gateway.bounds import answers_of, most_of
 from forebay.gateway.labels import labels_of
 from forebay.gateway.leg_books import PREFILLED, Leg, kv_of_both, parts_of
 from forebay.gateway.telemetry import counter_snapshot, gauge
-from forebay.ledger.enginepricing import Dearest, EnginePrices
+from forebay.ledger.enginepricing import ORDINARY, Dearest, EnginePrices
 from forebay.ledger.entries import Hit, How, Progress, Reserved, Settled
 from forebay.ledger.gates import known_as
 from forebay.ledger.journal import Journal, JournalFull, Open, State
@@ -49,6 +49,8 @@ FOLLOW: Final = 1.0
 """Seconds after which whoever ingests is answered, if nothing more came."""
 PROGRESS: Final = 1.0
 """Seconds between two records of what streams under way have delivered: an orphan's estimate lacks at most so much."""
+NO_TIER: Final = "service_tier"
+"""The note of an attempt whose answer came in a tier that has no known price."""
 NOTED: Final = 0.01
 """Seconds until it is noted that streams have begun."""
 _MOST_TOKENS: Final = 1 << 40
@@ -129,6 +131,7 @@ class Booking:
             x.first_seq = seq
         x.booked_at = monotonic()
         x.price = price = self.price_of(handle, x.entry.target, now)
+        x.prices, x.reserved_at = handle.prices, now
         body = x.body
         reserved = self._reserved(
             x,
@@ -218,8 +221,10 @@ class Booking:
             prices = handle.prices = EnginePrices(handle.config, self.prices)
         return prices.at(model, at)
 
-    def dearest(self, entry: Entry, at: float) -> Dearest | None:
-        """What its engines take at most. None: one of them has no price."""
+    def dearest(self, entry: Entry, at: float, tier: str = "") -> Dearest | None:
+        """What its engines take at most; `tier`: the one that is asked for. None: one of them has no price."""
+        if tier and tier not in ORDINARY:
+            return self._dearest_in(entry, at, tier)
         until, found = entry.priced
         if at < until < at + 60:
             return found
@@ -230,6 +235,14 @@ class Booking:
         found = Dearest(known, before) if known and len(known) == len(prices) else None
         entry.priced = (at // 60 * 60 + 60, found)
         return found
+
+    def _dearest_in(self, entry: Entry, at: float, tier: str) -> Dearest | None:
+        """A maker may answer in the ordinary tier all the same."""
+        prices = [self.price_of(handle, entry.target, at) for handle in entry.engines]
+        makers = [handle.prices for handle in entry.engines if handle.prices is not None and handle.prices.has_tiers]
+        prices += [maker.in_tier(entry.target, at, tier) for maker in makers]
+        known = [price for price in prices if price is not None]
+        return Dearest(known) if known and len(known) == len(prices) else None
 
     def first_byte(self, x: Attempts) -> None:
         """An answer is about to begin: it is held back where its reservation is not safe yet. A stream's is noted soon,
@@ -251,6 +264,11 @@ class Booking:
     def settle(self, x: Attempts, outcome: Outcome, count: Count) -> Booked:
         """What the attempt cost, in both its legs where it has two; written down where it was reserved."""
         tokens, price = count.tokens, x.price
+        tier = _tier_of(x)
+        if tier and x.prices is not None:
+            price = x.prices.in_tier(x.entry.target, x.reserved_at, tier)
+            if price is None:
+                count = Count(tokens, count.exact, count.note or NO_TIER)
         seq, x.seq = x.seq, 0
         legs = x.legs
         leg = legs.booked if legs is not None else None
@@ -449,6 +467,14 @@ def open_books(config: Config, prices: PriceBook, index: int, loop: asyncio.Abst
     if orphans:
         log.warning("%d attempts were under way when this worker last ended; they are settled as estimated", orphans)
     return booking
+
+
+def _tier_of(x: Attempts) -> str:
+    """The tier that a maker answered in, other than the ordinary one: as it says, else as it was asked."""
+    tier = x.service_tier
+    if not tier and x.prices is not None and x.prices.has_tiers:
+        tier = x.body.asked_tier
+    return "" if tier in ORDINARY else tier
 
 
 def _kv_token_seconds(tokens: Tokens, x: Attempts) -> int:

@@ -119,6 +119,8 @@ class Unary(Exchange):
         if found.usage is not None:
             self.usage, self.exact = found.usage, True
         self.text_in = body
+        if found.service_tier is not None:
+            self.service_tier = openai.tier_of(found.service_tier)
         if found.model != self.entry.target:
             self.answered_by(found.model)
         if self.gateway.shows_bodies:
@@ -284,6 +286,8 @@ class Stream(Exchange):
                 if found is not None and found.is_error:
                     self._error_before_content(data, found)
                     return
+                if found is not None and found.service_tier is not None:
+                    self.service_tier = openai.tier_of(found.service_tier)
                 if found is None or found.has_content:
                     if found is not None and found.model != self.entry.target:
                         self.answered_by(found.model)
@@ -342,6 +346,8 @@ class Stream(Exchange):
                     keep.append(event)
                     self._error_within(keep)
                     return
+                if found.service_tier is not None:
+                    self.service_tier = openai.tier_of(found.service_tier)
                 if found.usage is not None:
                     if self._uses(found):
                         self._late_lf = event.endswith(b"\r")

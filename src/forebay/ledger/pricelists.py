@@ -103,6 +103,8 @@ class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
     periods: tuple[Period, ...]
     source: str = ""
     """Where its prices are from, for people."""
+    service_tiers: dict[str, tuple[Period, ...]] = {}
+    """In a maker's other tiers (flex, priority, …), by the tier's name; `periods` are of the ordinary one."""
 
 
 class Vendor(msgspec.Struct, frozen=True, omit_defaults=True):

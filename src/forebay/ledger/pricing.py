@@ -90,6 +90,8 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     source: str = ""
     since: float | None = None
     until: float | None = None
+    service_tier: str = ""
+    """The maker's tier that answered; "" for the ordinary one."""
     hours: str = ""
     """Of an off-peak price, when it is in force, such as "00:30-08:30 Asia/Shanghai"."""
     pace: tuple[float, float] | None = None
@@ -263,7 +265,7 @@ class PriceBook:
         self._data = _Book(currency, own, vendors, exchange)
         self._own = {vendor.id: vendor for vendor in own}
         self._vendors = {vendor.id: vendor for vendor in vendors}
-        self._lately: dict[tuple[str, str], _Found] = {}
+        self._lately: dict[tuple[str, str, str], _Found] = {}
         self._prices: dict[tuple[int, int, Fraction, str], Price] = {}
 
     @property
@@ -287,12 +289,13 @@ class PriceBook:
         found = msgspec.json.decode(text, type=_Book)
         return cls(found.currency, found.own, found.vendors, found.exchange)
 
-    def lookup(self, model: str, provider: str, at: float) -> Price | None:
+    def lookup(self, model: str, provider: str, at: float, tier: str = "") -> Price | None:
         """`model` by the provider's own name; `provider` as `provider_of` says, "" for an engine that is nobody's; `at`
-        in seconds since the epoch. None: no price is known, or no rate into the ledger's currency."""
-        found = self._lately.get((model, provider))
+        in seconds since the epoch; `tier`: of the maker's service, "" for the ordinary one. None: no price is known, or
+        no rate into the ledger's currency."""
+        found = self._lately.get((model, provider, tier))
         if found is None or not found[1] <= at < found[2]:
-            found = self._look(model, provider, at)
+            found = self._look(model, provider, at, tier)
         return found[0]
 
     def provider_of(self, url: str) -> str:
@@ -316,16 +319,20 @@ class PriceBook:
             return None
         return Fraction(best.rate) if best.of == of else 1 / Fraction(best.rate), best.since
 
-    def entry(self, model: str, provider: str, at: float) -> tuple[Listed, Period, str] | None:
-        """What is listed, when, and by whom."""
+    def entry(self, model: str, provider: str, at: float, tier: str = "") -> tuple[Listed, Period, str] | None:
+        """What is listed, when, and by whom. Who has a model's ordinary price has that of its tiers, or nobody has."""
         name = model.lower()
         dashed = _COMPACT_DATE.sub(r"-\1-\2-\3", name)
         for seller in self._sellers(provider):
             for said in dict.fromkeys((name, dashed)):
                 for listed in seller.matching(said):
+                    if tier:
+                        for period in reversed(listed.service_tiers.get(tier, ())):
+                            if period.holds(at):
+                                return listed, period, provider or seller.id
                     for period in reversed(listed.periods):
                         if period.holds(at):
-                            return listed, period, provider or seller.id
+                            return (listed, period, provider or seller.id) if not tier else None
         return None
 
     def _sellers(self, provider: str) -> Iterable[Vendor]:
@@ -347,17 +354,17 @@ class PriceBook:
                 return vendor
         return None
 
-    def _look(self, model: str, provider: str, at: float) -> _Found:
+    def _look(self, model: str, provider: str, at: float, tier: str) -> _Found:
         """Good for the minute of `at`: no date, hour or rate changes within one."""
         if len(self._lately) >= MOST_MODELS:
             del self._lately[next(iter(self._lately))]
         begins = at // 60 * 60
-        found: _Found = (self._find(model, provider, at), begins, begins + 60)
-        self._lately[model, provider] = found
+        found: _Found = (self._find(model, provider, at, tier), begins, begins + 60)
+        self._lately[model, provider, tier] = found
         return found
 
-    def _find(self, model: str, provider: str, at: float) -> Price | None:
-        entry = self.entry(model, provider, at)
+    def _find(self, model: str, provider: str, at: float, tier: str) -> Price | None:
+        entry = self.entry(model, provider, at, tier)
         if entry is None:
             return None
         listed, period, seller = entry
@@ -382,6 +389,7 @@ class PriceBook:
                     source=listed.source,
                     since=period.since,
                     until=period.until,
+                    service_tier=tier,
                     hours=" ".join([*map(str, period.windows), period.zone]) if period.windows else "",
                 )
             )
