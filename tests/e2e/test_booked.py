@@ -246,6 +246,27 @@ def test_usage_of_another_answer_is_not_believed(case: Case, engines: Engines) -
     assert row["output"] >= 4
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_of_fewer_tokens_than_its_words_can_have_is_not_believed(
+    case: Case, engines: Engines, stream: bool
+) -> None:
+    long = PARAGRAPH * 100
+    if stream:
+        script = streams(ROLE, *[event(delta({"content": long}))] * 4, LAST, usage_event(counts(7, 9)), DONE)
+    else:
+        script = says(whole(200, answer(counts(7, 9)).replace(TEXT.encode(), long.encode())))
+    ask(case, engines, script, stream=stream)
+    row = case.row()
+    assert (row["note"], row["how"]) == ("usage_unseen", "unpriced")
+    assert row["output"] > 4_000
+
+
+def test_a_whole_answer_of_no_tokens_is_not_believed(case: Case, engines: Engines) -> None:
+    ask(case, engines, says(whole(200, answer(counts(7, 0)))))
+    row = case.row()
+    assert row["note"] == "usage_unseen" and 15 <= row["output"] <= 30
+
+
 def test_an_answer_of_several_prompts_is_what_the_engine_says(case: Case, engines: Engines) -> None:
     engines.raw.scripts[case.id] = says(whole(200, answer(counts(100, 400))))
     body = {"model": "raw", "prompt": ["a"] * 40, "max_tokens": 10, "max_completion_tokens": 1}

@@ -78,7 +78,8 @@ class Body(msgspec.Struct, frozen=True):
     @property
     def asked_tier(self) -> str:
         """The tier of a maker's service that it asks for; "" for none."""
-        return tier_of(msgspec.json.decode(self.service_tier)) if self.service_tier is not _ABSENT else ""
+        said = self.service_tier
+        return tier_of(msgspec.json.decode(said)) if bytes(memoryview(said)[:1]) == b'"' else ""
 
     @property
     def skips_cache(self) -> bool:

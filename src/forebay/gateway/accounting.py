@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.api.openai import MOST_TOKENS, AnyBody
-from forebay.api.usage import CONTRADICTS, doubted, tokens_of
+from forebay.api.usage import CONTRADICTS, UNSEEN, doubted, tokens_of
 from forebay.errors import Outcome
 from forebay.gateway.bounds import answers_of, most_of
 from forebay.ledger.tokens import NO_TOKENS, Tokens
@@ -84,7 +84,8 @@ def _doubt(x: Attempts, tokens: Tokens, events: int) -> str:
     most = len(body) + _BESIDE
     if tokens.prompt > most and (b'_url"' in body or b'_id"' in body):
         most = len(body) + _REFERRED
-    return doubted(tokens, prompt_most=most, answer_most=_allowed(x.body), events=events)
+    note = doubted(tokens, prompt_most=most, answer_most=_allowed(x.body), events=events)
+    return note or (UNSEEN if x.outcome is Outcome.OK and x.says_more(tokens.completion) else "")
 
 
 def _allowed(body: AnyBody) -> int:

@@ -42,6 +42,10 @@ HELD: Final = advance(State.RECEIVED, Event.HOLD)
 DISPATCHED: Final = walk(HELD, Event.ADMIT, Event.DISPATCH)
 
 
+MOST_OF_TOKEN: Final = 256
+"""Bytes of words that a token has at most: runs of one sign are the longest, at 128."""
+
+
 class Attempts(ABC):
     """`Exchange` says what begins and ends them."""
 
@@ -228,6 +232,10 @@ class Attempts(ABC):
         """About how many tokens an answer had that was passed on unread."""
         return 0
 
+    def says_more(self, tokens: int) -> bool:
+        """Whether its answer says more than so many tokens can."""
+        return self.words > MOST_OF_TOKEN * tokens + MOST_OF_TOKEN
+
     def delivered(self) -> int:
         """About how many tokens the client was sent."""
         handle = self.gateway.fleet.handles.get(self.engine)
@@ -236,9 +244,8 @@ class Attempts(ABC):
         return streamed(self.events, self.words, handle.per_event, handle.per_byte) or self.passed()
 
     def answer_text(self) -> str:
-        """What was said in an answer, once, for it to be counted; "" where that was not kept."""
-        whole, self.text_in = self.text_in, b""
-        return openai.text_of_answer(whole)
+        """What was said in an answer, for it to be counted; "" where that was not kept."""
+        return openai.text_of_answer(self.text_in)
 
     def let_go(self) -> None:
         """The reservation is safe, or has been waited for long enough."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from forebay import errors
 from forebay.api import openai, stream_errors
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.attempts import MOST_OF_TOKEN
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
@@ -49,6 +50,14 @@ class Unary(Exchange):
         if not self.first_content_at or not self.front.route.streams:
             return 0
         return self._size // (TOLD_BYTES if b'"logprobs"' in self.request.body else TOKEN_BYTES)
+
+    def says_more(self, tokens: int) -> bool:
+        if tokens and len(self.text_in) < MOST_OF_TOKEN * tokens + TOLD_BYTES * MOST_OF_TOKEN:
+            return False
+        if not self.front.route.streams:  # embeddings
+            return False
+        words = len(openai.text_of_answer(self.text_in).encode("utf-8", "surrogatepass"))
+        return words > MOST_OF_TOKEN * tokens
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
         self._parts = bytearray()

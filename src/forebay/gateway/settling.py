@@ -44,14 +44,16 @@ class Settling:
         said was kept, these are counted first: by the model's tokenizer, off the loop, or else estimated."""
         count = self._count(x, 0)
         text = x.answer_text() if not count.exact else ""
-        x.text_in = b""
         if not text:
+            x.text_in = b""
             self._finish(x, count)
             return
         model = x.entry.target
 
         def counted(found: int) -> None:
-            self._finish(x, self._count(x, found or self._gateway.tokens.text(model, text)))
+            count = self._count(x, found or self._gateway.tokens.text(model, text))
+            x.text_in = b""
+            self._finish(x, count)
 
         exact = self._gateway.tokens.exact
         if exact is None or not exact.count(model, text, counted):
