@@ -120,3 +120,20 @@ def test_a_rule_has_every_field_of_its_quota() -> None:
     rule = Rule.of(Quota.model_validate(full), "UTC")
     bare = Rule.of(Quota(name="q", concurrent=1), "UTC")
     assert {f for f in Rule.__struct_fields__ if getattr(rule, f) == getattr(bare, f)} == {"name", "window"}
+
+
+@pytest.mark.parametrize(
+    ("written", "amount"),
+    [("2M", 2_000_000), ("500k", 500_000), ("1.5M", 1_500_000),
+     ("2 G", 2 * 10**9), ("2b", 2 * 10**9), ("1_000k", 10**6),
+     ("'500K'", 500_000), ("7", 7), ("'7'", 7)],
+)  # fmt: skip
+def test_amounts_may_have_a_letter(written: str, amount: int) -> None:
+    found = loads(f"quotas: [{{name: a, tokens_per_day: {written}, money_per_day: 1.5k}}]", "f.yaml", {}).quotas[0]
+    assert (found.tokens_per_day, found.money_per_day) == (amount, 1_500.0)
+
+
+@pytest.mark.parametrize("written", ["2Mi", "1.0005k", "M", "-2k", "2e6M", "0k", "2T"])
+def test_amounts_with_another_letter_are_refused(written: str) -> None:
+    with pytest.raises(ConfigError, match="tokens_per_day"):
+        loads(f"quotas: [{{name: a, tokens_per_day: {written}}}]", "f.yaml", {})

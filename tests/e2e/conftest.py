@@ -21,6 +21,7 @@ from e2e.client import KEY
 from e2e.engine import RawEngine
 from e2e.gateway import Gateway
 from engine_process import EngineProcess
+from tokenizer_file import make_tokenizer
 
 LOW_KEY = "e2e-low-0123456789abcdef"
 RAISE_KEY = "e2e-raise-0123456789abcdef"
@@ -40,7 +41,7 @@ class Engines:
 
 @pytest.fixture(scope="session")
 def engines() -> Iterator[Engines]:
-    raw, left, right = RawEngine(["raw", "raw-set"]), RawEngine(["twin"]), RawEngine(["twin"])
+    raw, left, right = RawEngine(["raw", "raw-set", "raw-counted"]), RawEngine(["twin"]), RawEngine(["twin"])
     sim = EngineProcess(["--allow-fault-header", "--decode-rate", "2000", "--keep-alive", "600"])
     sim.start()
     with socket.socket() as closed:
@@ -104,7 +105,8 @@ def gateway(engines: Engines, certificate: tuple[Path, Path]) -> Iterator[Gatewa
             ],
             "engines": [
                 local(engines.sim, "sim", "forebay-sim"),
-                local(engines.raw, "raw", "raw", "raw-set", api_key=ENGINE_KEY),
+                local(engines.raw, "raw", "raw", "raw-set", "raw-counted", api_key=ENGINE_KEY),
+                local(engines.raw, "maker", "gpt-5", provider="openai"),
                 local(engines.raw, "below", "raw-below", path="/some/where"),
                 local(engines.raw, "vendor", "raw-vendor", kind="openai"),
                 local(engines.left, "left", "twin"),
@@ -115,6 +117,7 @@ def gateway(engines: Engines, certificate: tuple[Path, Path]) -> Iterator[Gatewa
             "health": {"failures": 1_000, "error_share": 1.0, "rest_most": 0.001},
             "models": {
                 "raw": {"aliases": ["raw-alias"]},
+                "raw-counted": {"tokenizer": str(make_tokenizer(certificate[0].parent))},
                 "raw-set": {"defaults": {"temperature": 0.25, "max_tokens": 77, "stop": ["x"]}},
             },
             "callers": {

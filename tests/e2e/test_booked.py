@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from e2e.client import chat, new_id, request
 from e2e.conftest import Engines
 from e2e.engine import DONE, ROLE, USAGE, Script, chunk, delta, event, says, stream_head, streams, whole
 from e2e.gateway import Gateway
+from forebay.gateway.exact import open_tokenizer
+from tokenizer_file import make_tokenizer
 from waiting import eventually
 
 WORDS = [event(delta({"content": f"word {i} "})) for i in range(20)]
@@ -120,6 +123,34 @@ def test_a_cut_stream_is_what_was_delivered(case: Case, engines: Engines) -> Non
     assert 4 <= row["output"] <= 60  # what an event is worth is learned, also from the odd engines of other tests
 
 
+PARAGRAPH = "The river rose in the night and the lower gates were opened one after another. " * 5
+LONG = [event(delta({"content": PARAGRAPH})) for _ in range(20)]
+"""80 tokens each."""
+
+
+@pytest.mark.parametrize("tail", [(LAST, DONE), ()], ids=["whole", "cut"])
+def test_a_stream_whose_events_hold_much_text_is_counted_by_its_bytes(
+    case: Case, engines: Engines, tail: tuple[bytes, ...]
+) -> None:
+    ask(case, engines, streams(ROLE, *LONG, *tail, end=bool(tail)), stream=True, max_tokens=10_000)
+    assert 800 <= case.row()["output"] <= 4_000
+
+
+@pytest.mark.parametrize("tail", [(LAST, DONE), ()], ids=["whole", "cut"])
+def test_a_stream_without_usage_is_counted_by_its_model_s_tokenizer(
+    case: Case, engines: Engines, tail: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    script = streams(ROLE, *WORDS, *LONG, *tail, end=bool(tail))
+    ask(case, engines, script, model="raw-counted", stream=True, max_tokens=100_000)
+    text = "".join(f"word {i} " for i in range(20)) + PARAGRAPH * 20
+    assert case.row()["output"] == open_tokenizer(make_tokenizer(tmp_path))(text)
+
+
+def test_a_stream_without_usage_has_no_more_than_was_allowed(case: Case, engines: Engines) -> None:
+    ask(case, engines, streams(ROLE, *LONG, LAST, DONE), stream=True, max_tokens=200)
+    assert case.row()["output"] == 200
+
+
 def test_a_client_that_leaves_pays_what_it_was_sent(case: Case, engines: Engines) -> None:
     engines.raw.scripts[case.id] = says(stream_head(), *map(chunk, (ROLE, *WORDS)), hang=True)
     with case.gateway.client() as client:
@@ -215,6 +246,27 @@ def test_usage_of_another_answer_is_not_believed(case: Case, engines: Engines) -
     assert row["output"] >= 4
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_of_fewer_tokens_than_its_words_can_have_is_not_believed(
+    case: Case, engines: Engines, stream: bool
+) -> None:
+    long = PARAGRAPH * 100
+    if stream:
+        script = streams(ROLE, *[event(delta({"content": long}))] * 4, LAST, usage_event(counts(7, 9)), DONE)
+    else:
+        script = says(whole(200, answer(counts(7, 9)).replace(TEXT.encode(), long.encode())))
+    ask(case, engines, script, stream=stream)
+    row = case.row()
+    assert (row["note"], row["how"]) == ("usage_unseen", "unpriced")
+    assert row["output"] > 4_000
+
+
+def test_a_whole_answer_of_no_tokens_is_not_believed(case: Case, engines: Engines) -> None:
+    ask(case, engines, says(whole(200, answer(counts(7, 0)))))
+    row = case.row()
+    assert row["note"] == "usage_unseen" and 15 <= row["output"] <= 30
+
+
 def test_an_answer_of_several_prompts_is_what_the_engine_says(case: Case, engines: Engines) -> None:
     engines.raw.scripts[case.id] = says(whole(200, answer(counts(100, 400))))
     body = {"model": "raw", "prompt": ["a"] * 40, "max_tokens": 10, "max_completion_tokens": 1}
@@ -276,3 +328,40 @@ def test_who_leaves_a_long_whole_answer_pays_what_it_was_sent(case: Case, engine
     row = case.row()
     assert row["outcome"] == "client_gone"
     assert 100_000 < row["output"] <= 200_000
+
+
+# --- what makers call tiers of their service -------------------------------------------------------------------------
+
+ORDINARY, FLEX, PRIORITY = 1_125_000, 562_500, 2_250_000
+"""Nano-dollars of 100 tokens in and 100 out of gpt-5: 1.25 and 10 dollars a million, half of that, and twice."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "cost"),
+    [
+        (None, None, ORDINARY),
+        (None, "default", ORDINARY),
+        ("auto", "priority", PRIORITY),
+        ("flex", "flex", FLEX),
+        ("flex", "default", ORDINARY),
+        ("flex", None, FLEX),
+        ("auto", None, ORDINARY),
+        (None, "scale", None),
+        ("flex", {"not": "a tier"}, FLEX),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_has_the_price_of_the_tier_it_came_in(
+    case: Case, engines: Engines, stream: bool, asked: str | None, said: Any, cost: int | None
+) -> None:
+    more = {"service_tier": asked} if asked is not None else {}
+    tier = {"service_tier": said} if said is not None else {}
+    if stream:
+        word = event(delta({"content": "word "}) | tier)
+        script = streams(ROLE, *[word] * 40, LAST, usage_event(counts(100, 100)), DONE)
+    else:
+        script = says(whole(200, json.dumps(json.loads(answer(counts(100, 100))) | tier).encode()))
+    ask(case, engines, script, model="gpt-5", stream=stream, **more)
+    row = case.row()
+    assert (row["cost"], row["input"], row["output"]) == (cost, 100, 100)
+    assert (row["how"], row["note"]) == (("exact", "") if cost is not None else ("unpriced", "service_tier"))

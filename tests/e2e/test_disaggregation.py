@@ -8,7 +8,9 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,6 +22,8 @@ from e2e.client import KEY, Answer, chat, events, new_id, request
 from e2e.engine import DONE, ROLE, RawEngine, Script, Talk, chunk, delta, event, head, says, stream_head, streams, whole
 from e2e.gateway import Gateway
 from engine_process import EngineProcess
+from forebay.ledger.pricing import price_from
+from forebay.ledger.tokens import KINDS, Tokens
 from waiting import eventually, read_until
 
 PARAMS = {
@@ -160,6 +164,10 @@ def pool() -> Iterator[Pool]:
             entry("d-frozen", sim[1].port, "frozen", "decode"),
         ]
         engines += [
+            entry("p-priced", prefill.port, "priced", "prefill", price={"gpu_hour": 4}, prefill_tokens_per_s=1000.0),
+            entry("d-priced", decode.port, "priced", "decode", price={"gpu_hour": 2}, kv_tokens=100_000),
+        ]
+        engines += [
             entry("p-mortal", mortal_p.port, "mortal", "prefill"),
             entry("d-mortal", mortal_d.port, "mortal", "decode"),
         ]
@@ -267,6 +275,86 @@ def prefill_then_serve(talk: Talk) -> None:
         holds()(talk)
     else:
         streams(ROLE, WORD, event(delta({}, "stop")), DONE)(talk)
+
+
+# --- in the books -----------------------------------------------------------------------------------------------------
+
+
+def legs_of(pair: Pair) -> list[dict[str, Any]]:
+    def look() -> list[dict[str, Any]]:
+        books = sqlite3.connect(f"file:{pair.pool.gateway.config['state_dir']}/forebay.db?mode=ro", uri=True)
+        with contextlib.closing(books):
+            books.row_factory = sqlite3.Row
+            query = (
+                "SELECT e.*, d.engine, p.price FROM entries e JOIN dimensions d ON d.id = e.dimension_id "
+                "LEFT JOIN prices p ON p.id = e.price_id WHERE request_id = ? ORDER BY e.seq"
+            )
+            found = [dict(row) for row in books.execute(query, (pair.test,))]
+        return found if len(found) >= 2 else []
+
+    found: list[dict[str, Any]] = eventually(look)
+    return found
+
+
+def test_each_leg_is_booked_at_its_own_engine_s_price(pool: Pool) -> None:
+    pair = pool.use("priced")
+    said = {"prompt_tokens": 900, "completion_tokens": 1, "total_tokens": 901}
+    first = {**json.loads(PREFILLED), "usage": {**said, "prompt_tokens_details": {"cached_tokens": 500}}}
+    # The decode engine takes what it was handed for cached.
+    said = {"prompt_tokens": 900, "completion_tokens": 70, "total_tokens": 970}
+    second = {**json.loads(TEXT), "usage": {**said, "prompt_tokens_details": {"cached_tokens": 899}}}
+
+    def decodes(talk: Talk) -> None:
+        time.sleep(0.02)  # what it holds in its memory meanwhile has a price
+        talk.send(whole(200, json.dumps(second).encode()))
+
+    pair.play(holds(json.dumps(first)), decodes)
+    assert pair.ask(messages=[{"role": "user", "content": LONG}]).status == 200
+    decode, prefill = legs_of(pair)
+    assert (decode["engine"], prefill["engine"]) == ("d-priced", "p-priced")
+    assert decode["request"] == prefill["request"] == decode["seq"]
+    kinds = ("input", "cached", "output")
+    assert [prefill[k] for k in kinds] == [400, 500, 0]
+    assert [decode[k] for k in kinds] == [0, 0, 70]
+    assert (prefill["outcome"], decode["outcome"], prefill["how"], decode["how"]) == (
+        "prefilled",
+        "ok",
+        "exact",
+        "exact",
+    )
+    assert prefill["kv"] == 0 and decode["kv"] > 0  # only the decode engine's memory has a price
+    for leg in (prefill, decode):
+        tokens = Tokens(**{kind: leg[kind] for kind in KINDS})
+        assert leg["cost"] == price_from(leg["price"]).cost(tokens, leg["kv"]) > 0
+    assert prefill["cost"] == 444_444  # 400 of the tokens of which it computes 1,000 a second, at 4 an hour
+    assert pair.log["cost_nano"] == prefill["cost"] + decode["cost"]
+    assert (pair.log["tokens_in"], pair.log["tokens_out"]) == (900, 70)
+    line = json.loads(pool.gateway.cli("usage", "--by", "model", "--where", "model=priced", "--format", "json"))
+    assert [(row["requests"], row["succeeded"], row["tokens"]["total"]) for row in line["rows"]] == [(1, 1, 970)]
+
+
+def test_a_client_that_leaves_while_its_prompt_is_computed_pays_the_prompt_there(pool: Pool) -> None:
+    pair = pool.use("priced")
+    pair.play(silent)
+    with pool.gateway.client() as client:
+        body = chat("priced", messages=[{"role": "user", "content": LONG}])
+        client.send(request(body, x_test=pair.test, x_request_id=pair.test))
+        pool.prefill.wait_for(pair.test)
+    decode, prefill = legs_of(pair)
+    assert (prefill["outcome"], prefill["how"]) == ("client_gone", "estimated")
+    assert prefill["input"] > 100 and prefill["cost"] > 0
+    assert (decode["cost"], decode["input"], decode["output"]) == (0, 0, 0)
+
+
+def test_a_prefill_that_came_to_nothing_costs_nothing(pool: Pool) -> None:
+    pair = pool.use("priced")  # whose prefill engine is rested after it: the last test of that model
+    said = {"prompt_tokens": 900, "completion_tokens": 70, "total_tokens": 970}
+    answer = json.dumps({**json.loads(TEXT), "usage": said}).encode()
+    pair.play(holds(json.dumps({**json.loads(PREFILLED), "kv_transfer_params": None})), says(whole(200, answer)))
+    assert pair.ask(messages=[{"role": "user", "content": LONG}]).status == 200
+    decode, prefill = legs_of(pair)
+    assert (prefill["outcome"], prefill["cost"], prefill["input"]) == ("engine_error", 0, 0)
+    assert (decode["outcome"], decode["input"], decode["output"]) == ("ok", 900, 70)
 
 
 # --- the prefill engine fails ----------------------------------------------------------------------------------------

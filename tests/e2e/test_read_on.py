@@ -174,7 +174,7 @@ def test_over_the_bound_of_bytes_it_is_cancelled_and_estimated(spoken: Spoken) -
     scene.cue.set()
     outcome, how, tokens_in, tokens_out = scene.settled()
     assert (outcome, how) == ("client_gone", "estimated")
-    assert 1 <= tokens_out <= 20 and 1 <= tokens_in <= 50
+    assert 1 <= tokens_out <= 30 * 1_000 // 4 and 1 <= tokens_in <= 50
     assert scene.gone.wait(10)
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from forebay.api.openai import ChatBody, CompletionBody, EmbeddingBody
 from forebay.gateway.exact import ExactCounts, open_tokenizer, text_of
 from forebay.gateway.prompts import Prompt
 from forebay.gateway.tokens import TokenEstimates
+from tokenizer_file import make_tokenizer
 
 
 def on_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
@@ -32,17 +31,7 @@ CHINESE = "水库在夜里慢慢满了，到了中午又空了一半；没有人
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A tokenizer that has seen little: one token for many a Chinese byte."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(["the water of the reservoir"] * 10, trainer)
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(str(path))
-    return path
+    return make_tokenizer(tmp_path)
 
 
 def chat(text: str) -> ChatBody:

@@ -289,3 +289,35 @@ def test_a_sound_without_samples_ends_nothing() -> None:
 def test_what_a_template_puts_into_the_prompt_is_counted(field: str) -> None:
     asked = {"model": "m", "messages": [{"role": "user", "content": "x"}], field: [{"text": WORDS}]}
     assert 20_000 < TokenEstimates().of("m", msgspec.json.decode(json.dumps(asked), type=ChatBody))[0] < 26_000
+
+
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "reservoir",
+        "schema": {
+            "type": "object",
+            "properties": {f"level_{i}": {"type": "number", "description": "Metres above the sea."} for i in range(40)},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("per_byte", [0.0, 0.25], ids=["held to it", "told of it"])
+def test_whether_an_answer_s_schema_is_in_the_prompt_is_learned(per_byte: float) -> None:
+    estimates = TokenEstimates()
+    plain, asked = body("How full is it?"), body("How full is it?", response_format=SCHEMA)
+    first = estimates.of("m", asked)[0]
+    size = len(json.dumps(SCHEMA))
+    assert 0.05 * size < first < 0.3 * size, "not known yet"
+    own = estimates.of("m", plain)[0]
+    actual = own + round(per_byte * size)
+    for _ in range(30):
+        counted = estimates.of("m", asked)[1]
+        estimates.learn("m", counted, actual)
+    assert estimates.of("m", asked)[0] == pytest.approx(actual, abs=0.03 * size)
+    assert estimates.of("m", plain)[0] == pytest.approx(own, abs=10)
+
+
+def test_a_format_without_a_schema_is_nothing() -> None:
+    assert look(body("x", response_format={"type": "json_object"})) == look(body("x"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 
 from forebay.config.alerts import Alerts, Every, Level, Severity
@@ -108,6 +109,24 @@ def test_a_limit_of_nothing_is_reached() -> None:
     found = quota_alert(Alerts(), quota(0, 0), NOON, "EUR")
     assert found is not None
     assert (found.rule, found.data["used_share"]) == ("quota_reached", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("used", "each", "refuses", "rule"),
+    [
+        (990_000, 20_000, True, "quota_reached"),
+        (990_000, 10_000, True, "quota_near"),
+        (990_000, 20_000, False, "quota_near"),
+        (750_000, 300_000, True, None),
+    ],
+)
+def test_a_quota_with_too_little_left_for_a_request_is_reached(
+    used: int, each: int, refuses: bool, rule: str | None
+) -> None:
+    found = quota_alert(Alerts(), msgspec.structs.replace(quota(used, refuses=refuses), each=each), NOON, "EUR")
+    assert (found.rule if found else None) == rule
+    if rule == "quota_reached":
+        assert found is not None and "10,000 tokens are left, less than the 20,000 tokens" in found.text
 
 
 def test_what_a_quota_says() -> None:

@@ -10,7 +10,8 @@ from forebay.ledger.book import Book, WrongCurrency
 from forebay.ledger.database import Database, DatabaseError
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Record, Reserved, Settled
 from forebay.ledger.intake import estimate
-from forebay.ledger.pricing import Price, Scale, named
+from forebay.ledger.pricelists import Scale
+from forebay.ledger.pricing import Price, named
 from forebay.ledger.reports import Query, Row, report
 from forebay.ledger.schema import entries, reservations
 from forebay.ledger.tokens import Tokens

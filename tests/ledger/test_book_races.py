@@ -18,7 +18,8 @@ from forebay.ledger.book import Book
 from forebay.ledger.database import Database
 from forebay.ledger.entries import Account, Began, Hit, How, Priced, Progress, Record, Reserved, Settled
 from forebay.ledger.intake import Intake, estimate
-from forebay.ledger.pricing import Price, Scale
+from forebay.ledger.pricelists import Scale
+from forebay.ledger.pricing import Price
 from forebay.ledger.reports import Query, report
 from forebay.ledger.tokens import Tokens
 from forebay.ledger.verify import verify

@@ -22,7 +22,8 @@ from forebay.ledger.database import Database
 from forebay.ledger.enginehours import EngineHours, Engines, Span, billed
 from forebay.ledger.gpuhours import HOUR
 from forebay.ledger.intake import Intake
-from forebay.ledger.pricing import Exchange, PriceBook
+from forebay.ledger.pricelists import Exchange
+from forebay.ledger.pricing import PriceBook
 from forebay.ledger.reports import Query, report
 from forebay.ledger.schema import adjustments, dimensions, engine_hours
 from forebay.ledger.stand import stand

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from forebay.config.engine import Engine
 from forebay.ledger.enginepricing import EnginePrices, provider_of
 from forebay.ledger.gpuhours import HOUR, bill, hosted, hours, reconcile
-from forebay.ledger.pricing import Clause, Exchange, Listed, Period, PriceBook, Scale, Vendor
+from forebay.ledger.pricelists import Clause, Exchange, Listed, Period, Scale, Vendor
+from forebay.ledger.pricing import PriceBook
 from forebay.ledger.tokens import Tokens
 
 BOOK = PriceBook()

@@ -16,7 +16,8 @@ from forebay.ledger.book import Book
 from forebay.ledger.database import Database
 from forebay.ledger.entries import Account, Began, How, Priced, Record, Reserved, Settled
 from forebay.ledger.invoices import Plan, Wanted, amount_of, book, engines_of, share_out
-from forebay.ledger.pricing import Price, Scale, named
+from forebay.ledger.pricelists import Scale
+from forebay.ledger.pricing import Price, named
 from forebay.ledger.reports import Query, report
 from forebay.ledger.tokens import Tokens
 from forebay.ledger.verify import verify

@@ -13,6 +13,7 @@ import pytest
 from forebay.config.load import loads as read_config
 from forebay.config.problems import ConfigError
 from forebay.ledger.pricefile import PriceFile, load_prices, read_prices
+from forebay.ledger.pricelists import Clause, Listed, Period, Scale, Vendor
 from forebay.ledger.pricing import Price, PriceBook
 from forebay.ledger.tokens import Tokens
 
@@ -279,3 +280,45 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_an_empty_file_has_no_prices() -> None:
     assert read("").vendors() == ()
+
+
+TIERS = """
+prices:
+  - {model: gpt-5, provider: openai, input: 1, output: 8}
+  - {model: gpt-5, provider: openai, service_tier: Flex, input: 0.4, output: 3}
+  - {model: gpt-4o, provider: openai, service_tier: flex, input: 0.9, output: 7}
+"""
+
+
+def test_a_tier_has_the_price_that_is_given_for_it_or_none() -> None:
+    file = read(TIERS)
+    assert file.warnings == []
+    listed = Clause("starts_with", "gpt")
+    ordinary, flex = Period((Scale({"input": Decimal(2)}),)), Period((Scale({"input": Decimal(1)}),))
+    lists = (
+        Vendor("openai", (Listed("gpt", listed, (ordinary,), service_tiers={"flex": (flex,), "priority": (flex,)}),)),
+    )
+    prices = PriceBook("USD", file.vendors(), lists)
+
+    def cost(model: str, tier: str) -> int | None:
+        found = prices.lookup(model, "openai", 1.9e9, tier)
+        assert found is None or found.service_tier == tier
+        return found.cost(Tokens(1_000_000)) if found is not None else None
+
+    assert cost("gpt-5", "") == 10**9
+    assert cost("gpt-5", "flex") == 4 * 10**8
+    assert cost("gpt-5", "priority") is None, "negotiated, and not in this tier: what is listed is no guess at it"
+    assert cost("gpt-4o", "") == 2 * 10**9
+    assert cost("gpt-4o", "flex") == 9 * 10**8
+    assert cost("gpt-4o", "priority") == 10**9
+    assert cost("gpt-4o", "scale") is None
+
+
+@pytest.mark.parametrize(
+    ("tier", "said"),
+    [("default", "the ordinary tier"), ("'1'", "not a service tier's name"), ("[flex]", "not a service tier")],
+)
+def test_a_tier_that_is_none(tier: str, said: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        read(f"prices:\n  - {{model: m, service_tier: {tier}, input: 1}}")
+    assert said in str(e.value)

@@ -10,21 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.ledger.pricing import (
-    MOST_MODELS,
-    PRICED_KINDS,
-    Clause,
-    Exchange,
-    Listed,
-    Period,
-    Price,
-    PriceBook,
-    Scale,
-    Vendor,
-    Window,
-    named,
-    price_from,
-)
+from forebay.ledger.pricelists import Clause, Exchange, Listed, Period, Scale, Vendor, Window
+from forebay.ledger.pricing import MOST_MODELS, PRICED_KINDS, Price, PriceBook, named, price_from
 from forebay.ledger.tokens import KINDS, Tokens
 
 MINUTE = 60.0

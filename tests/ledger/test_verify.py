@@ -16,7 +16,8 @@ from forebay.cli.main import run
 from forebay.ledger.database import SCRIPTS, Database, database_file
 from forebay.ledger.entries import Adjusted
 from forebay.ledger.intake import Intake
-from forebay.ledger.pricing import Price, Scale
+from forebay.ledger.pricelists import Scale
+from forebay.ledger.pricing import Price
 from forebay.ledger.schema import account_rollups, rollups, use_rollups, uses
 from forebay.ledger.verify import verify
 from journals import committed, on_a_loop, opened, reservation, settlement

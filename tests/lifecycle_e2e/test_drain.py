@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -170,3 +171,19 @@ def test_a_stopped_worker_is_killed_after_the_deadline() -> None:
         assert forebay.stop() == 0
         assert "worker-0 did not leave and is killed" in forebay.text
         left_clean(forebay, children)
+
+
+@pytest.mark.books
+def test_an_admin_process_that_is_slow_to_leave_is_not_killed() -> None:
+    with stack() as (gateway, _):
+        assert gateway.call("POST", "/v1/chat/completions", chat(2, stream=False))[0] == 200
+        admin = gateway.admin
+        admin.suspend()
+        try:
+            gateway.kill(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                gateway.process.wait(4.5)  # the host has no time for it
+        finally:
+            admin.resume()
+        assert gateway.process.wait(15) == 0
+        assert "did not leave" not in gateway.text

@@ -53,7 +53,7 @@ WORKERS: Final = 1
 KEEP: Final = 5.0
 """Seconds between saves of the sums."""
 LEAVE: Final = 2.5
-"""Seconds from being told to leave until what hangs is left behind: the supervisor kills after 3."""
+"""Seconds from the last answer until what hangs is left behind. The supervisor gives all of it `ADMIN_LEAVES`."""
 
 _log = logging.getLogger("forebay.admin")
 
@@ -141,14 +141,13 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
         with contextlib.suppress(ConnectionError):  # `_follow` sees the end of file too, and leaves
             await channel.send(Ready(os.getpid()))
         await leave.wait()
-        until = clock.now() + LEAVE
         for server in servers:
             server.stop()
         await asyncio.wait(listeners)
         for task in background:
             task.cancel()
     try:
-        async with asyncio.timeout(until - clock.now()):
+        async with asyncio.timeout(LEAVE):
             await alerting.close()
             await state.save()
             await usage.close()

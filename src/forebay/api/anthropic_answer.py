@@ -55,6 +55,7 @@ class _Usage(msgspec.Struct, frozen=True):
     cache_creation_input_tokens: int | None = None
     cache_creation: Json | None = None
     output_tokens_details: Json | None = None
+    service_tier: Any = None
 
 
 class _Block(msgspec.Struct, frozen=True):
@@ -145,7 +146,8 @@ def completion(body: bytes, created: int) -> Json:
         "created": created,
         "model": found.model,
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
-        "usage": _Count().add(found.usage).as_json(),
+        "usage": (count := _Count().add(found.usage)).as_json(),
+        **count.tier(),
     }
 
 
@@ -157,6 +159,7 @@ class _Count:
         self._details: Json | None = None
         self._made: Json | None = None
         """By how long it is kept."""
+        self._tier: Any = None
 
     def add(self, usage: _Usage | None) -> _Count:
         if usage is not None:
@@ -166,7 +169,11 @@ class _Count:
                     self._found[name] = value
             self._details = usage.output_tokens_details or self._details
             self._made = usage.cache_creation or self._made
+            self._tier = usage.service_tier or self._tier
         return self
+
+    def tier(self) -> Json:
+        return {"service_tier": self._tier} if self._tier is not None else {}
 
     def as_json(self) -> Json:
         """`prompt_tokens` are all of the prompt: Anthropic's `input_tokens` are those that no cache has to do with."""
@@ -296,7 +303,7 @@ class Chunks:
             "choices": choices,
         }
         if delta is None:
-            chunk["usage"] = self._usage.as_json()
+            chunk |= {"usage": self._usage.as_json(), **self._usage.tier()}
         return b"data: %b\n\n" % _encode(chunk)
 
 

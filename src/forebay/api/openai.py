@@ -51,6 +51,7 @@ class Body(msgspec.Struct, frozen=True):
     documents: Raw = _ABSENT
     chat_template_kwargs: Raw = _ABSENT
     reasoning_effort: Raw = _ABSENT
+    service_tier: Raw = _ABSENT
     prompt_logprobs: Raw = _ABSENT
 
     @property
@@ -75,6 +76,12 @@ class Body(msgspec.Struct, frozen=True):
         return self.user or self.safety_identifier or ""
 
     @property
+    def asked_tier(self) -> str:
+        """The tier of a maker's service that it asks for; "" for none."""
+        said = self.service_tier
+        return tier_of(msgspec.json.decode(said)) if bytes(memoryview(said)[:1]) == b'"' else ""
+
+    @property
     def skips_cache(self) -> bool:
         """Whether its prompt is computed whole, whatever is cached: vLLM has no log probabilities of cached tokens."""
         return self.prompt_logprobs is not _ABSENT and bytes(self.prompt_logprobs) != b"null"
@@ -95,6 +102,7 @@ class ChatBody(Body, frozen=True):
     tools: Raw = _ABSENT
     functions: Raw = _ABSENT
     chat_template: Raw = _ABSENT
+    response_format: Raw = _ABSENT
 
     @property
     def beside(self) -> bytes:
@@ -128,6 +136,10 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
     @property
     def end_user(self) -> str:
         return self.user or self.safety_identifier or ""
+
+    @property
+    def asked_tier(self) -> str:
+        return ""
 
 
 AnyBody = ChatBody | CompletionBody | EmbeddingBody
@@ -197,6 +209,7 @@ class Chunk(msgspec.Struct, frozen=True):
     error_type: Any = None
     object: str | None = None
     model: str | None = None
+    service_tier: Any = None
 
     @property
     def has_content(self) -> bool:
@@ -223,6 +236,12 @@ class Answer(msgspec.Struct, frozen=True):
 
     usage: Usage | None = None
     model: str | None = None
+    service_tier: Any = None
+
+
+def tier_of(said: Any) -> str:
+    """A maker's tier, as an answer or a request calls it; "" for what is none."""
+    return said.lower() if isinstance(said, str) and len(said) <= 32 else ""
 
 
 _chunk_decoder = msgspec.json.Decoder(Chunk)

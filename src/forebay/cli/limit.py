@@ -12,13 +12,13 @@ import typer
 
 from forebay.cli.main import USAGE
 from forebay.cli.reach import ConfigOption, JsonOption, StateOption, fail, pending, reach, say, say_of, show_json
+from forebay.config.amounts import written
 from forebay.config.quotas import MEASURES, SELECTORS
 from forebay.errors import shown
 
 COMMAND: Final = "forebay limit"
 NONE: Final = "none"
-_AMOUNT: Final = re.compile(r"(\d+(?:[._]\d+)*)\s*([kKmMgGbB]?)")
-_TIMES: Final = (("k", 1_000), ("m", 1_000_000), ("g", 1_000_000_000), ("b", 1_000_000_000))
+_PLAIN: Final = re.compile(r"\d[\d_]*(?:\.\d[\d_]*)?")
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -143,12 +143,12 @@ def _amount(field: str, text: str) -> int | float | None:
     """`1M`, `500k`, `1_000`, `12.50`; None for `none`."""
     if text == NONE:
         return None
-    m = _AMOUNT.fullmatch(text.strip())
-    times = dict(_TIMES).get(m[2].lower(), 1) if m else 1
-    try:
-        number = float(m[1].replace("_", "")) * times if m else None
-    except ValueError:
-        number = None
+    number: Any = written(text)
+    if isinstance(number, str):
+        try:
+            number = float(number) if _PLAIN.fullmatch(number.strip()) else None
+        except ValueError:
+            number = None
     if number is None:
         option = "--" + field.replace("_", "-")
         fail(COMMAND, f"{option}: write a number like 500, 20k, 1.5M or 2G, or {NONE}; not '{shown(text)}'", USAGE)

@@ -35,6 +35,9 @@ log = logging.getLogger("forebay.supervisor")
 EX_OK, EX_FAILED, EX_UNAVAILABLE, EX_OSERR = 0, 1, 69, 71
 KILL_AFTER = 3.0
 """Seconds past the drain's deadline before what is left is killed."""
+ADMIN_LEAVES = 10.0
+"""Seconds for the admin process: to answer what it is asked (2), to book what workers wrote last (2.5), and to end, all
+of it on a host that may be busy."""
 CACHE_LEAVES = 10.0
 """Seconds for the cache's helper to keep what waits and to save its index."""
 
@@ -147,7 +150,13 @@ class Supervisor:
         worker_fds = tuple(s.fileno() for s in self.listeners)
         admin_fds = (self.admin_listener.fileno(),)
         self.admin = Child(
-            Plan("admin", lambda: python("forebay.admin.main"), admin_fds, lambda: self._start_message(0, admin_fds))
+            Plan(
+                "admin",
+                lambda: python("forebay.admin.main"),
+                admin_fds,
+                lambda: self._start_message(0, admin_fds),
+                leave=ADMIN_LEAVES,
+            )
         )
         self.workers = [
             Child(

@@ -5,15 +5,16 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from forebay.config.amounts import written
 from forebay.config.section import Class, Name, Section, Zone, clash
 
 __all__ = ["MEASURES", "SELECTORS", "Each", "Hold", "Over", "Quota", "Unpriced", "Window"]
 
-Requests = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Tokens = Annotated[int, Field(ge=1, le=1 << 50)]
-Money = Annotated[float, Field(gt=0, le=4_000_000_000, allow_inf_nan=False)]
+Requests = Annotated[int, Field(ge=1, le=1_000_000_000), BeforeValidator(written)]
+Tokens = Annotated[int, Field(ge=1, le=1 << 50), BeforeValidator(written)]
+Money = Annotated[float, Field(gt=0, le=4_000_000_000, allow_inf_nan=False), BeforeValidator(written)]
 EndUser = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from forebay.config.amounts import WRITTEN
 from forebay.config.document import Path
 from forebay.config.models import Config
+from forebay.config.quotas import MEASURES
 
 Schema = dict[str, Any]
 
@@ -43,6 +45,9 @@ def model_schema() -> Schema:
 
 def editor_schema() -> Schema:
     schema: Schema = _with_variables(model_schema())
+    amounts = schema["$defs"]["Quota"]["properties"]
+    for measure in MEASURES:
+        amounts[measure]["anyOf"].append({"type": "string", "pattern": f"^{WRITTEN}$", "description": "500k, 1.5M, 2G"})
     schema["$defs"]["FromEnvironment"] = {
         "type": "string",
         "pattern": r"\$\{",

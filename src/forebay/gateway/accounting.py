@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.api.openai import MOST_TOKENS, AnyBody
-from forebay.api.usage import CONTRADICTS, doubted, tokens_of
+from forebay.api.usage import CONTRADICTS, UNSEEN, doubted, tokens_of
 from forebay.errors import Outcome
 from forebay.gateway.bounds import answers_of, most_of
 from forebay.ledger.tokens import NO_TOKENS, Tokens
@@ -41,9 +41,16 @@ class Count(NamedTuple):
 NOTHING: Final = Count(NO_TOKENS, exact=True)
 
 
-def count_of(x: Attempts, outcome: Outcome, said: int, per_event: float) -> Count:
-    """`said`: tokens of a whole answer that were counted here, 0 where none were; `per_event`: tokens that an event of
-    its engine's streams has."""
+def streamed(events: int, words: int, per_event: float = 1.0, per_byte: float = 0.25) -> int:
+    """About how many tokens a stream had whose events have so many bytes of words: by its events; where these hold more
+    than twice the words that so many tokens have, by the words. The rates are its engine's, learned from streams that
+    said their usage."""
+    by_events, by_words = events * per_event, words * per_byte
+    return round(by_words if by_words > 2 * by_events else by_events)
+
+
+def count_of(x: Attempts, outcome: Outcome, said: int) -> Count:
+    """`said`: tokens of an answer that were counted here, 0 where none were."""
     usage = x.usage
     note = ""
     begun = outcome is Outcome.OK or x.first_content_at or outcome in _LEFT
@@ -59,7 +66,7 @@ def count_of(x: Attempts, outcome: Outcome, said: int, per_event: float) -> Coun
     seen = x.events
     if not (begun or seen or said):
         return NOTHING
-    prompt, completion = x.prompt(), said or round(seen * per_event) or min(x.passed(), _allowed(x.body))
+    prompt, completion = x.prompt(), said or min(x.delivered(), _allowed(x.body))
     cached = 0
     if usage is not None and not note:  # said on the way, by an answer that was cut
         tokens, note = tokens_of(usage)
@@ -77,7 +84,8 @@ def _doubt(x: Attempts, tokens: Tokens, events: int) -> str:
     most = len(body) + _BESIDE
     if tokens.prompt > most and (b'_url"' in body or b'_id"' in body):
         most = len(body) + _REFERRED
-    return doubted(tokens, prompt_most=most, answer_most=_allowed(x.body), events=events)
+    note = doubted(tokens, prompt_most=most, answer_most=_allowed(x.body), events=events)
+    return note or (UNSEEN if x.outcome is Outcome.OK and x.says_more(tokens.completion) else "")
 
 
 def _allowed(body: AnyBody) -> int:

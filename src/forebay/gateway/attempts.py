@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.api import openai
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.accounting import streamed
 from forebay.gateway.dialects import Abort
 from forebay.gateway.front import Front
 from forebay.gateway.handles import Entry, Handle
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.gateway.cached import Part
     from forebay.gateway.legs import Legs
     from forebay.gateway.tokens import Counted
+    from forebay.ledger.enginepricing import EnginePrices
     from forebay.ledger.limits import Held
     from forebay.ledger.pricing import Price
     from forebay.policy.asks import Ask
@@ -38,6 +40,10 @@ _OK: Final = Outcome.OK
 # The stretch that most requests walk first, looked up once.
 HELD: Final = advance(State.RECEIVED, Event.HOLD)
 DISPATCHED: Final = walk(HELD, Event.ADMIT, Event.DISPATCH)
+
+
+MOST_OF_TOKEN: Final = 256
+"""Bytes of words that a token has at most: runs of one sign are the longest, at 128."""
 
 
 class Attempts(ABC):
@@ -74,16 +80,19 @@ class Attempts(ABC):
         "payload",
         "position",
         "price",
+        "prices",
         "prompt_tokens",
         "received_at",
         "refusal",
         "reply",
         "request",
         "request_id",
+        "reserved_at",
         "resumed_at",
         "sent_at",
         "seq",
         "series",
+        "service_tier",
         "shown",
         "state",
         "status",
@@ -161,6 +170,12 @@ class Attempts(ABC):
         self.position = 0
         self.booked_at = 0.0
         self.price: Price | None = None
+        self.prices: EnginePrices | None = None
+        """Of its engine."""
+        self.reserved_at = 0.0
+        """Unix time."""
+        self.service_tier = ""
+        """The maker's tier that answers, as it says."""
         reply.on_gone = self.client_gone
 
     @property
@@ -193,6 +208,7 @@ class Attempts(ABC):
         self.attempts += 1
         self._failing = self.free = False
         self.abort = None
+        self.service_tier = ""
         if self.gateway.booking is not None:
             self.gateway.booking.reserve(self, handle)
 
@@ -207,14 +223,29 @@ class Attempts(ABC):
         """Content events the client was sent; 0 where they are not seen."""
         return 0
 
+    @property
+    def words(self) -> int:
+        """About how many bytes of words those have; 0 where that is not known."""
+        return 0
+
     def passed(self) -> int:
         """About how many tokens an answer had that was passed on unread."""
         return 0
 
+    def says_more(self, tokens: int) -> bool:
+        """Whether its answer says more than so many tokens can."""
+        return self.words > MOST_OF_TOKEN * tokens + MOST_OF_TOKEN
+
     def delivered(self) -> int:
-        """About how many tokens those had."""
+        """About how many tokens the client was sent."""
         handle = self.gateway.fleet.handles.get(self.engine)
-        return round(self.events * (handle.per_event if handle is not None else 1.0))
+        if handle is None:
+            return streamed(self.events, self.words) or self.passed()
+        return streamed(self.events, self.words, handle.per_event, handle.per_byte) or self.passed()
+
+    def answer_text(self) -> str:
+        """What was said in an answer, for it to be counted; "" where that was not kept."""
+        return openai.text_of_answer(self.text_in)
 
     def let_go(self) -> None:
         """The reservation is safe, or has been waited for long enough."""

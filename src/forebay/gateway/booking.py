@@ -18,6 +18,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay import errors
+from forebay.config.engine import Role
 from forebay.config.ledger import Durability, Ledger, WhenFull
 from forebay.config.models import Config
 from forebay.counters import counters
@@ -25,13 +26,15 @@ from forebay.errors import Outcome
 from forebay.gateway.accounting import NOTHING, Count
 from forebay.gateway.bounds import answers_of, most_of
 from forebay.gateway.labels import labels_of
+from forebay.gateway.leg_books import PREFILLED, Leg, kv_of_both, parts_of
 from forebay.gateway.telemetry import counter_snapshot, gauge
-from forebay.ledger.enginepricing import Dearest, EnginePrices
+from forebay.ledger.enginepricing import ORDINARY, Dearest, EnginePrices
 from forebay.ledger.entries import Hit, How, Progress, Reserved, Settled
 from forebay.ledger.gates import known_as
 from forebay.ledger.journal import Journal, JournalFull, Open, State
 from forebay.ledger.journal_format import JournalCorrupt
 from forebay.ledger.journal_read import last_number
+from forebay.ledger.legprices import leg_price
 from forebay.ledger.pricing import Price, PriceBook, price_from
 from forebay.ledger.tokens import NO_TOKENS, Tokens
 from forebay.state.messages import Committed, FamilySnapshot, Follow, journal_folder
@@ -46,6 +49,10 @@ FOLLOW: Final = 1.0
 """Seconds after which whoever ingests is answered, if nothing more came."""
 PROGRESS: Final = 1.0
 """Seconds between two records of what streams under way have delivered: an orphan's estimate lacks at most so much."""
+NO_TIER: Final = "service_tier"
+"""The note of an attempt whose answer came in a tier that has no known price."""
+NOTED: Final = 0.01
+"""Seconds until it is noted that streams have begun."""
 _MOST_TOKENS: Final = 1 << 40
 
 
@@ -89,6 +96,9 @@ class Booking:
         self._more: asyncio.Future[None] | None = None
         """Whoever ingests waits for more to be on disk."""
         self._progress_at = 0.0
+        self._begun: list[Attempts] = []
+        """Streams that began since the last note."""
+        self._noting: asyncio.TimerHandle | None = None
         self.configure(section, prices)
 
     def configure(self, section: Ledger, prices: PriceBook) -> None:
@@ -124,6 +134,7 @@ class Booking:
             x.first_seq = seq
         x.booked_at = monotonic()
         x.price = price = self.price_of(handle, x.entry.target, now)
+        x.prices, x.reserved_at = handle.prices, now
         body = x.body
         reserved = self._reserved(
             x,
@@ -140,6 +151,20 @@ class Booking:
         except JournalFull:
             x.seq = x.position = 0
             self._unbooked.value += 1
+
+    def prefills(self, x: Attempts, handle: Handle) -> Leg:
+        """Reserve the other leg of its attempt: this engine computes the prompt."""
+        journal, now = self.journal, time()
+        leg = Leg(journal.next_seq(), self.price_of(handle, x.entry.target, now), monotonic())
+        price = leg.price
+        number = journal.price_no(price.id, price.as_json) if price is not None else 0
+        reserved = self._reserved(x, leg.seq, now, handle.name, x.prompt(), 0, 0, number)
+        try:
+            x.position = journal.reserve(reserved)
+        except JournalFull:
+            leg.seq = 0
+            self._unbooked.value += 1
+        return leg
 
     def hit(self, x: Attempts, tokens: Tokens, avoided: int) -> None:
         """An answer that was known, whose making had taken these tokens and would have cost so much. Its reservation
@@ -199,19 +224,36 @@ class Booking:
             prices = handle.prices = EnginePrices(handle.config, self.prices)
         return prices.at(model, at)
 
-    def dearest(self, entry: Entry, at: float) -> Dearest | None:
-        """What its engines take at most. None: one of them has no price."""
+    def dearest(self, entry: Entry, at: float, tier: str = "") -> Dearest | None:
+        """What its engines take at most; `tier`: the one that is asked for. None: one of them has no price."""
+        if tier and tier not in ORDINARY:
+            return self._dearest_in(entry, at, tier)
         until, found = entry.priced
         if at < until < at + 60:
             return found
         prices = [self.price_of(handle, entry.target, at) for handle in entry.engines]
         known = [price for price in prices if price is not None]
-        found = Dearest(known) if known and len(known) == len(prices) else None
+        first = [h for h in entry.engines if h.config.role is Role.PREFILL] if entry.apart else []
+        before = [price for h in first if (price := self.price_of(h, entry.target, at)) is not None]
+        found = Dearest(known, before) if known and len(known) == len(prices) else None
         entry.priced = (at // 60 * 60 + 60, found)
         return found
 
+    def _dearest_in(self, entry: Entry, at: float, tier: str) -> Dearest | None:
+        """A maker may answer in the ordinary tier all the same."""
+        prices = [self.price_of(handle, entry.target, at) for handle in entry.engines]
+        makers = [handle.prices for handle in entry.engines if handle.prices is not None and handle.prices.has_tiers]
+        prices += [maker.in_tier(entry.target, at, tier) for maker in makers]
+        known = [price for price in prices if price is not None]
+        return Dearest(known) if known and len(known) == len(prices) else None
+
     def first_byte(self, x: Attempts) -> None:
-        """An answer is about to begin: it is held back where its reservation is not safe yet."""
+        """An answer is about to begin: it is held back where its reservation is not safe yet. A stream's is noted soon,
+        for the worker may die before the next record of progress."""
+        if x.stream and x.seq:
+            self._begun.append(x)
+            if self._noting is None:
+                self._noting = self._loop.call_later(NOTED, self._note_begun)
         if x.position <= self.safe:
             self._safe.value += 1
             return
@@ -223,20 +265,48 @@ class Booking:
             self._timer = self._loop.call_later(self._wait, self._overdue)
 
     def settle(self, x: Attempts, outcome: Outcome, count: Count) -> Booked:
-        """What the attempt cost; written down where it was reserved."""
+        """What the attempt cost, in both its legs where it has two; written down where it was reserved."""
+        tokens, price = count.tokens, x.price
+        tier = _tier_of(x)
+        if tier and x.prices is not None:
+            price = x.prices.in_tier(x.entry.target, x.reserved_at, tier)
+            if price is None:
+                count = Count(tokens, count.exact, count.note or NO_TIER)
+        seq, x.seq = x.seq, 0
+        legs = x.legs
+        leg = legs.booked if legs is not None else None
+        if leg is None or legs is None:
+            kv = _kv_token_seconds(tokens, x) if price is not None and price.uses_kv else 0
+            return self._settle(x, seq, price, outcome.value, count, kv)
+        legs.booked = None
+        how = PREFILLED if outcome is Outcome.OK else outcome.value
+        if tokens is NOTHING.tokens or not leg.used:
+            self._settle(x, leg.seq, leg.price, how if leg.used else Outcome.ENGINE_ERROR.value, NOTHING, 0)
+            kv = _kv_token_seconds(tokens, x) if price is not None and price.uses_kv else 0
+            return self._settle(x, seq, price, outcome.value, count, kv)
+        first, second = parts_of(count, leg)
+        of_first, of_second = kv_of_both(tokens, leg, monotonic())
+        before = leg_price(leg.price, tokens.prompt, request=False) if leg.price is not None else None
+        price = leg_price(price, tokens.prompt, request=True) if price is not None else None
+        one = self._settle(x, leg.seq, before, how, first, of_first)
+        two = self._settle(x, seq, price, outcome.value, second, of_second)
+        if one.cost is None or two.cost is None:
+            return Booked(How.UNPRICED, None)
+        return Booked(two.how, one.cost + two.cost)
+
+    def _settle(self, x: Attempts, seq: int, price: Price | None, outcome: str, count: Count, kv: int) -> Booked:
+        """One leg; `kv` counts where its price is for that, too."""
         tokens, exact, note = count
-        price, kv = x.price, 0
         now = time()
         how = How.EXACT
         cost: int | None = 0
         if tokens is NOTHING.tokens:
-            pass
+            kv = 0
         else:
-            if price is not None and price.uses_kv:
-                kv = _kv_token_seconds(tokens, x)
+            if price is None or not price.uses_kv:
+                kv = 0
             cost = price.cost(tokens, kv) if price is not None else None
             how = How.UNPRICED if cost is None else How.EXACT if exact else How.ESTIMATED
-        seq, x.seq = x.seq, 0
         if cost:
             self.money.series(x.entry.name).value += cost
         if seq:
@@ -249,7 +319,7 @@ class Booking:
                     how,
                     cost,
                     self.journal.price_no(price.id, price.as_json) if price is not None else 0,
-                    outcome.value,
+                    outcome,
                     first - x.received_at if first else 0.0,
                     monotonic() - x.received_at,
                     kv,
@@ -312,6 +382,13 @@ class Booking:
         if waiting:
             self._timer = self._loop.call_later(max(0.0, waiting[0].deadline - now), self._overdue)
 
+    def _note_begun(self) -> None:
+        self._noting = None
+        begun, self._begun = self._begun, []
+        rows = tuple((x.seq, max(1, x.delivered())) for x in begun if x.seq)
+        if rows:
+            self.journal.progress(Progress(time(), rows))
+
     # --- streams under way -------------------------------------------------------------------------------------------
 
     def progress(self, live: Iterable[Attempts], now: float) -> None:
@@ -319,7 +396,7 @@ class Booking:
         if now < self._progress_at:
             return
         self._progress_at = now + PROGRESS
-        rows = tuple((x.seq, x.delivered()) for x in live if x.stream and x.seq and x.first_content_at)
+        rows = tuple((x.seq, max(1, x.delivered())) for x in live if x.seq and x.first_content_at)
         if rows:
             self.journal.progress(Progress(time(), rows))
 
@@ -351,8 +428,9 @@ class Booking:
 
     async def close(self) -> None:
         """After the last request: everything written down is on disk, as far as that is to be had."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._noting):
+            if timer is not None:
+                timer.cancel()
         for waiting in self._waiting:
             waiting.x.let_go()
         self._waiting.clear()
@@ -392,6 +470,14 @@ def open_books(config: Config, prices: PriceBook, index: int, loop: asyncio.Abst
     if orphans:
         log.warning("%d attempts were under way when this worker last ended; they are settled as estimated", orphans)
     return booking
+
+
+def _tier_of(x: Attempts) -> str:
+    """The tier that a maker answered in, other than the ordinary one: as it says, else as it was asked."""
+    tier = x.service_tier
+    if not tier and x.prices is not None and x.prices.has_tiers:
+        tier = x.body.asked_tier
+    return "" if tier in ORDINARY else tier
 
 
 def _kv_token_seconds(tokens: Tokens, x: Attempts) -> int:

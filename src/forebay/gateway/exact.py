@@ -89,6 +89,9 @@ class ExactCounts:
         self._waiting += 1
         self._thread.submit(self._work, model, body)
 
+    def knows(self, model: str) -> bool:
+        return model in self._tokenizers
+
     def count(self, model: str, text: str, then: Callable[[int], None]) -> bool:
         """Count an answer, and call `then` on the loop; with 0 where it could not be counted. False: it will not be,
         for its model has no tokenizer here or too much waits."""

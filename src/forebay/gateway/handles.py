@@ -74,6 +74,7 @@ class Handle:
         "look",
         "looked_at",
         "name",
+        "per_byte",
         "per_event",
         "pool",
         "prices",
@@ -124,6 +125,8 @@ class Handle:
         """Set with its first reservation (`gateway.booking`)."""
         self.per_event = 1.0
         """Tokens of one event of its streams, on average."""
+        self.per_byte = 0.25
+        """Tokens of a byte of their words, likewise."""
         self.gap_mean = 0.0
         self.gaps = 0
         self.first_mean = 0.0

@@ -148,8 +148,8 @@ class Holding:
         elif not front.route.streams:
             most = 0  # embeddings have no answer of tokens
         payload = openai.without_own_bound(payload)
-        copies = answers_of(body)
-        found = self._hold(caller, entry, prompt, most, end_user, now, wall, copies)
+        copies, tier = answers_of(body), body.asked_tier
+        found = self._hold(caller, entry, prompt, most, end_user, now, wall, copies, tier)
         if isinstance(found, Held) and found.degrade_model:
             cheaper = self._gateway.fleet.catalog.get(found.degrade_model)
             if cheaper is not None and cheaper.candidates and caller.may_use(cheaper.name):
@@ -157,7 +157,7 @@ class Holding:
                 warned = found
                 entry = cheaper
                 payload = openai.rewritten(payload, {"model": entry.target_json}, defaults_for(body, entry.defaults))
-                found = self._hold(caller, entry, prompt, most, end_user, now, wall, copies, degraded=True)
+                found = self._hold(caller, entry, prompt, most, end_user, now, wall, copies, tier, degraded=True)
                 if isinstance(found, Held):
                     found.warnings = tuple(dict.fromkeys((*warned.warnings, *found.warnings)))
                     found.degrade_class = warned.degrade_class
@@ -184,6 +184,7 @@ class Holding:
         now: float,
         wall: float,
         copies: int,
+        tier: str,
         *,
         degraded: bool = False,
     ) -> Held | Denied:
@@ -192,7 +193,7 @@ class Holding:
             entry.target,
             prompt,
             most,
-            self._price(entry, wall),
+            self._price(entry, wall, tier),
             end_user,
             now,
             wall,
@@ -231,9 +232,9 @@ class Holding:
         mean, _ = admitting.policy.lengths.residual((entry.target, caller.organisation), 0, most)
         return ceil(mean) * copies
 
-    def _price(self, entry: Entry, at: float) -> Dearest | None:
+    def _price(self, entry: Entry, at: float, tier: str) -> Dearest | None:
         booking = self._gateway.booking
-        return booking.dearest(entry, at) if booking is not None else None
+        return booking.dearest(entry, at, tier) if booking is not None else None
 
 
 def _bounded(body: openai.AnyBody, payload: bytes, most: int, entry: Entry) -> tuple[openai.AnyBody, bytes]:

@@ -1,6 +1,6 @@
 """The two calls of one attempt, to a prefill and to a decode engine.
 
-The attempt is one, whatever its calls:
+The attempt is one, whatever its calls (the books have an entry of each, `leg_books.py`):
 the request is `dispatched` from the first of them on, and whatever ends or retries it ends both (`Legs.end`).
 
 With vLLM the prefill engine is called first, and the decode engine in the callback of its answer, so that its lease on
@@ -31,8 +31,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from forebay import errors
+from forebay.api import openai
+from forebay.api.usage import tokens_of
 from forebay.engines.handover import Handover, handover_of
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.leg_books import Leg
 from forebay.gateway.tokens import Counted
 from forebay.lifecycle import State
 from forebay.wire.head import Header
@@ -58,9 +61,11 @@ _UNTOLD: Final = _UNREACHED | {Failure.FULL, Failure.CLOSED}
 
 class _Prefilled(msgspec.Struct, frozen=True):
     kv_transfer_params: Raw = Raw(b"null")
+    usage: Raw = Raw(b"null")
 
 
 _prefilled: Final = msgspec.json.Decoder(_Prefilled)
+_usage: Final = msgspec.json.Decoder(openai.Usage)
 
 
 class Legs:
@@ -82,6 +87,7 @@ class Legs:
         "_tokens",
         "_untold",
         "_x",
+        "booked",
         "deadline",
         "over",
         "prefill",
@@ -111,6 +117,8 @@ class Legs:
         self._sink: _Prefill | None = None  # while the prefill engine's call is under way
         self.prefill: Handle | None = None
         """The engine that computes the prompt; None: the one that decodes."""
+        self.booked: Leg | None = None
+        """The prefill engine's leg in the books."""
         self.over = False
         self.deadline = 0.0
         """Of the ticker's time."""
@@ -133,8 +141,12 @@ class Legs:
         self.deadline = now + owner.policy.rules.longest
         owner.policy.began(self._key, prefill.name, self._tokens, self._began)
         prefill.in_flight += 1
+        if owner.gateway.booking is not None:
+            self.booked = owner.gateway.booking.prefills(x, prefill)
         self._sink = sink = _Prefill(self)
         if handover_of(prefill.adapter.kind) is Handover.BOOTSTRAP:
+            if self.booked is not None:
+                self.booked.handed = self.booked.began
             payload = msgspec.json.encode(fields | _bootstrap(prefill))
             _post(prefill, x, payload, sink)
             x.send(self._decode, payload)
@@ -201,11 +213,12 @@ class Legs:
     def _hand_over(self, prefill: Handle, body: bytes) -> None:
         owner, now = self._owner, monotonic()
         try:
-            params = _prefilled.decode(body).kv_transfer_params
+            found = _prefilled.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self._prefill_failed(prefill, "not_json", errors.engine_failed("its prefill engine's answer is not JSON"))
             return
         owner.policy.computed(self._key, prefill.name, now)
+        params = found.kv_transfer_params
         if bytes(memoryview(params)[:1]) != b"{":
             # It holds nothing: it has no KV connector, or the prompt ended by itself.
             owner.gateway.telemetry.upstream_errors.series(prefill.name, "no_kv_transfer_params").add()
@@ -214,10 +227,14 @@ class Legs:
             return
         self._fields["kv_transfer_params"] = params
         self._handed = now
+        if self.booked is not None:
+            self.booked.handed, self.booked.cached = now, _cached(found.usage)
         self._send_decode()
 
     def _send_decode(self) -> None:
         owner, x = self._owner, self._x
+        if self.booked is not None and not self._handed:
+            self.booked.used = False
         spent = monotonic() - self._began
         self.deadline = owner.gateway.ticker.now + max(0.0, owner.first_byte - spent)
         x.now_at(self._decode.name)
@@ -228,6 +245,8 @@ class Legs:
     def first_content(self, now: float) -> None:
         owner, prefill = self._owner, self.prefill
         owner.waiting.discard(self)
+        if self.booked is not None:
+            self.booked.fetched = now
         if prefill is None:
             owner.policy.computed(self._key, self._decode.name, now)
         elif self._handed:
@@ -374,6 +393,14 @@ class Release(WholeInParts):
 
     def on_fail(self, failure: Failure, detail: str) -> None:
         self._owner.releasing.discard(self)
+
+
+def _cached(usage: Raw) -> int:
+    """Prompt tokens that the prefill engine did not compute, as it says."""
+    try:
+        return tokens_of(_usage.decode(usage))[0].cached
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # null, or none that can be read
+        return 0
 
 
 def _bootstrap(prefill: Handle) -> Fields:

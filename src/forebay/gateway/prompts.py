@@ -25,6 +25,7 @@ NAMES: Final = (
     "tools",
     "bytes of tools",
     "pictures",
+    "bytes of the answer's format",
     "bytes",
     "small letters",
     "six small letters in a row",
@@ -96,12 +97,19 @@ class Prompt(NamedTuple):
 NOTHING: Final = Prompt(())
 SMALL: Final = 512
 """Bytes under which a text is not taken apart."""
+_PLAIN_FORMAT: Final = 64
+"""Bytes of a `response_format` that has no schema."""
 
 
 def glance(body: AnyBody) -> int:
     """The bytes of a chat's text, where it is a small one without tools and parts, for which an error is a few tokens;
     less than 0 where it is not all ASCII. Else 0."""
-    if type(body) is ChatBody and len(body.tools) <= 4 and not body.beside:
+    if (
+        type(body) is ChatBody
+        and len(body.tools) <= 4
+        and len(body.response_format) <= _PLAIN_FORMAT
+        and not body.beside
+    ):
         text = bytes(body.messages)
         size = len(text)
         if size < SMALL and b'"type"' not in text:
@@ -112,7 +120,7 @@ def glance(body: AnyBody) -> int:
 def look(body: AnyBody) -> Prompt:
     """The prompt of a request that generates."""
     tools = b""
-    messages = defined = pictures = 0
+    messages = defined = pictures = schema = 0
     if isinstance(body, ChatBody):
         text = bytes(body.messages)
         messages = text.count(b'"role"')
@@ -122,6 +130,8 @@ def look(body: AnyBody) -> Prompt:
         if len(body.tools) > 4:  # null
             tools = bytes(body.tools)
             defined = tools.count(b'"function"') // 2
+        if len(body.response_format) > _PLAIN_FORMAT:
+            schema = len(body.response_format)
         beside = body.beside
     else:
         text = bytes(body.prompt if isinstance(body, CompletionBody) else body.input)
@@ -130,7 +140,7 @@ def look(body: AnyBody) -> Prompt:
         if ids and not beside:
             return Prompt((), ids)
     return Prompt(
-        (1.0, messages, 1.0 if tools else 0.0, defined, len(tools), pictures, *count(text + tools + beside)), 0
+        (1.0, messages, 1.0 if tools else 0.0, defined, len(tools), pictures, schema, *count(text + tools + beside)), 0
     )
 
 

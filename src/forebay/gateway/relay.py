@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final
 from forebay import errors
 from forebay.api import openai, stream_errors
 from forebay.errors import Outcome, Refusal
+from forebay.gateway.attempts import MOST_OF_TOKEN
 from forebay.gateway.exchange import Exchange
 from forebay.gateway.forwarding import downstream_block
 from forebay.gateway.front import Front
 from forebay.gateway.handles import Entry
 from forebay.gateway.passing import UsageHunt
-from forebay.gateway.tap import Tap, suffix_of
+from forebay.gateway.said import Said
+from forebay.gateway.tap import Tap, suffix_of, words_of
 from forebay.wire import sse
 from forebay.wire.head import Header, media_type
 from forebay.wire.memo import AnswerMemo
@@ -29,6 +31,8 @@ TOKEN_BYTES: Final = 5
 """Of a token in an answer's JSON, about."""
 TOLD_BYTES: Final = 64
 """The same, at least, where its log probability stands beside it."""
+CHUNK: Final = 6
+"""Of the framing of an HTTP chunk, about, which the tap counts too."""
 _OK: Final = Outcome.OK
 DONE: Final = b"[DONE]"
 SHOWN: Final = 4_096
@@ -46,6 +50,14 @@ class Unary(Exchange):
         if not self.first_content_at or not self.front.route.streams:
             return 0
         return self._size // (TOLD_BYTES if b'"logprobs"' in self.request.body else TOKEN_BYTES)
+
+    def says_more(self, tokens: int) -> bool:
+        if tokens and len(self.text_in) < MOST_OF_TOKEN * tokens + TOLD_BYTES * MOST_OF_TOKEN:
+            return False
+        if not self.front.route.streams:  # embeddings
+            return False
+        words = len(openai.text_of_answer(self.text_in).encode("utf-8", "surrogatepass"))
+        return words > MOST_OF_TOKEN * tokens
 
     def answer_begins(self, status: int, headers: list[Header], length: int | None) -> None:
         self._parts = bytearray()
@@ -116,6 +128,8 @@ class Unary(Exchange):
         if found.usage is not None:
             self.usage, self.exact = found.usage, True
         self.text_in = body
+        if found.service_tier is not None:
+            self.service_tier = openai.tier_of(found.service_tier)
         if found.model != self.entry.target:
             self.answered_by(found.model)
         if self.gateway.shows_bodies:
@@ -137,7 +151,20 @@ class Stream(Exchange):
     the tap (`tap.py`). The rest is framed, and taken apart where it may hold usage, an end or an error.
     """
 
-    __slots__ = ("_done", "_events", "_finished", "_framer", "_held", "_late_lf", "_tap", "_taps", "hides_usage")
+    __slots__ = (
+        "_bytes",
+        "_done",
+        "_events",
+        "_finished",
+        "_framer",
+        "_framing",
+        "_held",
+        "_late_lf",
+        "_said",
+        "_tap",
+        "_taps",
+        "hides_usage",
+    )
 
     stream = True
 
@@ -157,6 +184,9 @@ class Stream(Exchange):
     ) -> None:
         super().__init__(gateway, request, reply, front, request_id, body, entry, payload, now)
         self._events = 0
+        self._bytes = 0  # of those events, but for what the tap counts
+        self._framing = 0  # bytes of one beside its words; 0: not known yet
+        self._said: Said | None = None  # where the model's tokenizer is known
         self._done = False
         self._finished = False
         self._late_lf = False
@@ -173,6 +203,17 @@ class Stream(Exchange):
         return self._events + (self._tap.events if self._tap is not None else 0)
 
     @property
+    def words(self) -> int:
+        tap = self._tap
+        if tap is None or not self._framing or b'"logprobs"' in self.request.body:
+            return 0
+        return max(0, self._bytes + tap.sent - self._events * self._framing - tap.events * (self._framing + CHUNK))
+
+    def answer_text(self) -> str:
+        said, self._said = self._said, None
+        return said.text() if said is not None else ""
+
+    @property
     def heard_at(self) -> float:
         return self._tap.heard_at if self._tap is not None else 0.0
 
@@ -185,10 +226,11 @@ class Stream(Exchange):
         """Have the tap write by itself; not while the reply is held."""
         write, tap = self.reply.raw_writer(), self._tap
         if write is not None and tap is not None and not self._done:
-            tap.write_to(write)
+            tap.write_to(self._said.heard(write) if self._said is not None else write)
 
     def account(self) -> None:
         if self._tap is not None:
+            self._bytes += self._tap.sent
             self.reply.sent += self._tap.sent
             self._tap.sent = 0
 
@@ -228,6 +270,9 @@ class Stream(Exchange):
         tap.arrived()
         self.exact = False
         self._events += sse.count(block)
+        self._bytes += len(block)
+        if self._said is not None:
+            self._said.add(block)
         self._finished = b'"finish_reason":"' in block or b'"finish_reason": "' in block
         if self.gateway.shows_bodies:
             self.shown = (self.shown + block)[:SHOWN]
@@ -250,6 +295,8 @@ class Stream(Exchange):
                 if found is not None and found.is_error:
                     self._error_before_content(data, found)
                     return
+                if found is not None and found.service_tier is not None:
+                    self.service_tier = openai.tier_of(found.service_tier)
                 if found is None or found.has_content:
                     if found is not None and found.model != self.entry.target:
                         self.answered_by(found.model)
@@ -264,6 +311,9 @@ class Stream(Exchange):
     def _begin(self, block: bytes) -> None:
         now = monotonic()
         tap = self._tap = Tap(self.series.itl, now)
+        exact = self.gateway.tokens.exact
+        if exact is not None and exact.knows(self.entry.target):
+            self._said = Said()
         self.series.ttft.observe(now - self.received_at)
         self.first_content(now)
         held = b"".join(self._held)
@@ -305,6 +355,8 @@ class Stream(Exchange):
                     keep.append(event)
                     self._error_within(keep)
                     return
+                if found.service_tier is not None:
+                    self.service_tier = openai.tier_of(found.service_tier)
                 if found.usage is not None:
                     if self._uses(found):
                         self._late_lf = event.endswith(b"\r")
@@ -316,6 +368,11 @@ class Stream(Exchange):
                 elif found.usage is None:
                     self._learn(event, tap)
             self._events += 1
+            self._bytes += len(event)
+            if not self._framing and (words := words_of(event)):
+                self._framing = len(event) - len(words)
+            if self._said is not None:
+                self._said.add(event)
             keep.append(event)
         if keep:
             if not first:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay import errors
-from forebay.api import openai
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.accounting import Count, count_of
 from forebay.gateway.front import Front
@@ -28,6 +27,8 @@ _NOBODY: Final = b'"key":"-","org":"-"'
 _OK: Final = Outcome.OK
 _TELLING: Final = 8
 """Events of a stream from which on its usage says how many tokens one has."""
+_SAYING: Final = 64
+"""Likewise bytes of its words, how many one of those has."""
 _LEARNS: Final = 0.1
 
 
@@ -39,17 +40,20 @@ class Settling:
         self._stamp = Stamp()
 
     def settled(self, x: Exchange) -> None:
-        """One exchange has ended. Where its engine says nothing of a whole answer's tokens, or what cannot be, these
-        are counted first: by the model's tokenizer, off the loop, or else estimated."""
-        count, whole = self._count(x, 0), x.text_in
-        x.text_in = b""
-        if count.exact or not whole:
+        """One exchange has ended. Where its engine says nothing of its answer's tokens, or what cannot be, and what it
+        said was kept, these are counted first: by the model's tokenizer, off the loop, or else estimated."""
+        count = self._count(x, 0)
+        text = x.answer_text() if not count.exact else ""
+        if not text:
+            x.text_in = b""
             self._finish(x, count)
             return
-        model, text = x.entry.target, openai.text_of_answer(whole)
+        model = x.entry.target
 
         def counted(found: int) -> None:
-            self._finish(x, self._count(x, found or self._gateway.tokens.text(model, text)))
+            count = self._count(x, found or self._gateway.tokens.text(model, text))
+            x.text_in = b""
+            self._finish(x, count)
 
         exact = self._gateway.tokens.exact
         if exact is None or not exact.count(model, text, counted):
@@ -137,11 +141,13 @@ class Settling:
     def _count(self, x: Exchange, said: int) -> Count:
         """What its last attempt came to; what that says of estimates is learned."""
         handle = self._gateway.fleet.handles.get(x.engine)
-        count = count_of(x, x.outcome, said, handle.per_event if handle is not None else 1.0)
+        count = count_of(x, x.outcome, said)
         if count.exact:
             tokens, events = count.tokens, x.events
             if events > _TELLING and handle is not None and x.outcome is _OK:
                 handle.per_event += _LEARNS * (tokens.completion / events - handle.per_event)
+                if (words := x.words) > _SAYING and not tokens.reasoning:  # thoughts may not be in the stream
+                    handle.per_byte += _LEARNS * (tokens.completion / words - handle.per_byte)
             if x.counted is not UNCOUNTED and tokens.prompt > 0:
                 self._gateway.tokens.learn(x.entry.target, x.counted, tokens.prompt)
         return count

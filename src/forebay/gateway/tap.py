@@ -18,7 +18,7 @@ from typing import Final
 
 from forebay.counters import Histogram
 
-_WORDS: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":"(?:[^"\\]|\\.)*')
+_WORDS: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":"((?:[^"\\]|\\.)*)')
 _NONE: Final = b"\0no read ends like this\0"
 _CHUNKS: Final = 4_096
 _PAST_HEAD: Final = 6
@@ -52,6 +52,12 @@ def after_words(event: bytes) -> bytes | None:
     """What follows the first words in an event, from their closing quote on. None where it has no words."""
     match = _WORDS.search(event)
     return None if match is None else event[match.end() :]
+
+
+def words_of(event: bytes) -> bytes:
+    """The first words in an event, as JSON writes them within its quotes."""
+    match = _WORDS.search(event)
+    return event[match.start(1) : match.end()] if match is not None else b""
 
 
 class Tap(asyncio.Protocol):

@@ -36,6 +36,8 @@ MEASURES: Final = MappingProxyType(
 SLIDING: Final = MappingProxyType({Every.DAY: 86_400.0, Every.MONTH: 30 * 86_400.0})
 KEEP: Final = 6 * 3_600.0
 """Seconds for which sums of days that are over are remembered."""
+SEVERAL: Final = 5
+"""Attempts from which on their mean says what the next one takes."""
 KEPT: Final = 512
 """Sums of days that are remembered at most."""
 _NAMES: Final = ("organisation", "department", "project", "user", "key_name", "key")
@@ -43,8 +45,8 @@ _DEPTHS: Final = MappingProxyType(
     {Level.ORGANISATION: 1, Level.DEPARTMENT: 2, Level.PROJECT: 3, Level.USER: 4, Level.KEY: 5}
 )
 
-Spent = tuple[int, int]
-"""Tokens, nano-units."""
+Spent = tuple[int, int, int]
+"""Tokens, nano-units, attempts."""
 Path = tuple[str, ...]
 """What tells scopes of a level apart: a key's id, whatever it is called; else the names."""
 
@@ -63,12 +65,13 @@ class Of(NamedTuple):
 class Sum:
     """What a scope used."""
 
-    __slots__ = ("money", "scope", "tokens")
+    __slots__ = ("attempts", "money", "scope", "tokens")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.tokens = 0
         self.money = 0
+        self.attempts = 0
 
 
 class _Sums:
@@ -91,16 +94,16 @@ class _Sums:
     def _added(self, each: Level, models: tuple[str, ...], rule: Rule | None) -> dict[Path, Sum]:
         end_user = rule.end_user if rule is not None else ""
         found: dict[Path, Sum] = {}
-        for of, (tokens, money) in self._rows.items():
+        for of, (tokens, money, attempts) in self._rows.items():
             if (models and of.model not in models) or of.end_user != end_user:
                 continue
             if rule is not None and not _fits(rule, of.names, of.key):
                 continue
-            add(found, scope_of(each, of.names, of.key, end_user), tokens, money)
+            add(found, scope_of(each, of.names, of.key, end_user), tokens, money, attempts)
         return found
 
 
-def add(sums: dict[Path, Sum], scope: Scope | None, tokens: int, money: int) -> None:
+def add(sums: dict[Path, Sum], scope: Scope | None, tokens: int, money: int, attempts: int = 0) -> None:
     if scope is None:
         return
     path = path_of(scope)
@@ -109,6 +112,7 @@ def add(sums: dict[Path, Sum], scope: Scope | None, tokens: int, money: int) -> 
         found = sums[path] = Sum(scope)
     found.tokens += tokens
     found.money += money
+    found.attempts += attempts
 
 
 def path_of(scope: Scope) -> Path:
@@ -191,7 +195,8 @@ class SqlUsage:
                     scope = total.scope
                     if used > 0 and (rule.end_user or _fits(rule, scope.names, scope.id)):
                         refuses = rule.over is Over.REFUSE
-                        quota = Quota(rule.name, scope, unit, window, most, used, refuses, rule.models, sliding)
+                        each = -(-used // total.attempts) if total.attempts >= SEVERAL else 0
+                        quota = Quota(rule.name, scope, unit, window, most, used, refuses, rule.models, sliding, each)
                         found.append(quota)
         return found
 
@@ -210,7 +215,7 @@ class SqlUsage:
 
     def minute(self, level: Whose, least: int, now: float) -> list[Burst]:
         sums: dict[Path, Sum] = {}
-        for of, (tokens, money) in self._rows(now - 60, now).items():
+        for of, (tokens, money, _) in self._rows(now - 60, now).items():
             add(sums, scope_of(Level(level.value), of.names, of.key), tokens, money)
         return [Burst(total.scope, total.tokens) for total in sums.values() if total.tokens >= least]
 
@@ -280,12 +285,12 @@ class SqlUsage:
         found: dict[Of, Spent] = {}
         for row in report(self._connection, Query(since, until, by=by)):
             names, key, model = row.group[:5], row.group[5], row.group[6] if models else ""
-            found[Of(names, key, model, "")] = (row.tokens.total, row.total)
+            found[Of(names, key, model, "")] = (row.tokens.total, row.total, row.attempts)
         for at in range(0, len(end_users), 500):
             where = {"end_user": end_users[at : at + 500]}
             for row in report(self._connection, Query(since, until, by=(*by, "end_user"), where=where)):
                 names, key, model = row.group[:5], row.group[5], row.group[6] if models else ""
-                found[Of(names, key, model, row.group[-1])] = (row.tokens.total, row.total)
+                found[Of(names, key, model, row.group[-1])] = (row.tokens.total, row.total, row.attempts)
         return found
 
 

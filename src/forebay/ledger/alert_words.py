@@ -107,6 +107,13 @@ def quota(quota: Quota, currency: str, now: float, share: float) -> Said:
             f"{_capital(who)} has used {used} of {most}: the {_of(quota)} is used up. {then} {fresh}",
         )
     left = amount(quota.most - quota.used, unit, currency)
+    if quota.reached(share):
+        return (
+            f"{_capital(_kind(quota))} used up: {who}",
+            f"{_capital(who)} has used {used} of {most} of the {_of(quota)}. {left} are left, less than the "
+            f"{amount(quota.each, unit, currency)} that a request has used on average: others than small ones are "
+            f"refused (429 insufficient_quota). {fresh}",
+        )
     return (
         f"{_capital(_kind(quota))} {percent(quota.used, quota.most)} used: {who}",
         f"{_capital(who)} has used {used} of {most}, {percent(quota.used, quota.most)} of the {_of(quota)}; "

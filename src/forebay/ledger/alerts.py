@@ -73,6 +73,19 @@ class Quota(msgspec.Struct, frozen=True):
     """It counts only these; empty: all."""
     sliding: bool = False
     """It counts the last 24 hours or 30 days; `window` is the calendar's, within which it is told of once."""
+    each: int = 0
+    """What an attempt has used of it on average; 0: not known."""
+
+    def reached(self, share: float) -> bool:
+        """Whether nothing is left of it; or, where it refuses, less than the average request takes. `share`: of it must
+        be used for that, so that a few large requests do not use it up early."""
+        if self.used >= self.most:
+            return True
+        return self.refuses and self.most - self.used < self.each and self.near(share)
+
+    def near(self, share: float) -> bool:
+        """In whole numbers, for a share of a large amount has no exact float."""
+        return self.used * 10_000 >= self.most * round(share * 10_000)
 
 
 class Burst(msgspec.Struct, frozen=True):
@@ -191,9 +204,8 @@ def _about(scope: Scope) -> str:
 def quota_alert(rules: Alerts, quota: Quota, now: float, currency: str) -> Alert | None:
     """That it is reached, or nearly: the graver of the two alone. A limit whose amount changes is a new matter."""
     share = rules.quota.monthly if quota.window.kind is Every.MONTH else rules.quota.daily
-    reached = quota.used >= quota.most
-    # In whole numbers, for a share of a large amount has no exact float.
-    if not reached and quota.used * 10_000 < quota.most * round(share * 10_000):
+    reached = quota.reached(share)
+    if not reached and not quota.near(share):
         return None
     rule = AlertRule.QUOTA_REACHED if reached else AlertRule.QUOTA_NEAR
     title, text = words.quota(quota, currency, now, share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from forebay.config.engine import Engine, EngineKind
 from forebay.ledger.gpuhours import hosted
@@ -15,6 +16,10 @@ def provider_of(engine: Engine, book: PriceBook) -> str:
         return engine.provider
     found = book.provider_of(engine.url)
     return found or ("anthropic" if engine.kind is EngineKind.ANTHROPIC else "")
+
+
+ORDINARY: Final = frozenset({"", "auto", "default", "standard", "on_demand"})
+"""Names by which makers call the tier that their list prices are of, or leave its choice to themselves."""
 
 
 class EnginePrices:
@@ -33,6 +38,21 @@ class EnginePrices:
         """`model` by the engine's own name; `at` in seconds since the epoch. None: unpriced."""
         if self._engine.price is None:
             return self._book.lookup(model, self._provider, at)
+        return self._own(at)
+
+    def in_tier(self, model: str, at: float, tier: str) -> Price | None:
+        """Likewise, where the maker's service has another tier than the ordinary one."""
+        if self._engine.price is None:
+            return self._book.lookup(model, self._provider, at, tier)
+        return self._own(at)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether it is a maker's, so that a tier that is asked for is likely to answer."""
+        known = self._engine.price is None and bool(self._provider)
+        return known and self._engine.kind is not EngineKind.ANTHROPIC  # which is not asked for any
+
+    def _own(self, at: float) -> Price | None:
         if not self._begins <= at < self._ends:
             self._begins = at // 60 * 60  # exchange rates change at whole minutes
             self._ends = self._begins + 60
@@ -43,14 +63,17 @@ class EnginePrices:
 
 
 class Dearest:
-    """Several engines' prices, where it is not known yet which of them it will be: the highest."""
+    """Several engines' prices, where it is not known yet which of them it will be: the highest. `before`: those of
+    engines that may compute the prompt for one of the others."""
 
-    def __init__(self, prices: Iterable[Price]) -> None:
+    def __init__(self, prices: Iterable[Price], before: Iterable[Price] = ()) -> None:
         self._prices = tuple({price.id: price for price in prices}.values())
-        self._only = self._prices[0] if len(self._prices) == 1 else None
+        self._before = tuple({price.id: price for price in before}.values())
+        self._only = self._prices[0] if len(self._prices) == 1 and not self._before else None
 
     def most(self, prompt: int, completion: int, /) -> int:
         """As `Price.most`."""
         if self._only is not None:
             return self._only.most(prompt, completion)
-        return max(price.most(prompt, completion) for price in self._prices)
+        first = max((price.most(prompt, 0) for price in self._before), default=0)
+        return first + max(price.most(prompt, completion) for price in self._prices)

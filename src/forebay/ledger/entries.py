@@ -1,6 +1,6 @@
 """What a worker writes into its journal, record by record, and what the database's entries are made of.
 
-An attempt is one call of an engine for a request (its P/D legs are one). It has a number, `seq`, unique within its
+An attempt is one call of an engine for a request (of P/D legs, each is one). It has a number, `seq`, unique within its
 journal's owner; (owner, seq) names it everywhere. It is reserved once, before it is sent, and settled exactly once: the
 first settlement counts. A request's attempts share `request`, the `seq` of the first. Records are MessagePack arrays;
 fields are only ever added at the end. Times are seconds since the Unix epoch; money is in nano-units (`ledger.money`).

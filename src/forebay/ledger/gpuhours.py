@@ -24,7 +24,8 @@ from typing import Final, Generic, TypeVar
 
 from forebay.config.engine import Engine, GpuPrice
 from forebay.ledger.money import NANO, rounded
-from forebay.ledger.pricing import MILLION, Price, PriceBook, Scale, named, shown_rate
+from forebay.ledger.pricelists import Scale
+from forebay.ledger.pricing import MILLION, Price, PriceBook, named, shown_rate
 
 HOUR: Final = 3_600
 _EXACT: Final = Context(prec=60)

@@ -13,7 +13,8 @@ from forebay.config.problems import Problem, Severity
 from forebay.errors import shown
 from forebay.ledger.enginepricing import EnginePrices, provider_of
 from forebay.ledger.pricefile import Entry, PriceFile, load_prices
-from forebay.ledger.pricing import PriceBook, Vendor
+from forebay.ledger.pricelists import Vendor
+from forebay.ledger.pricing import PriceBook
 
 CONFIGURATION: Final = "configuration"
 """Stands in a problem for the name of the configuration's file."""

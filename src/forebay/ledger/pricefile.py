@@ -22,7 +22,9 @@ from forebay.config import document
 from forebay.config.document import Node, Trouble, describe, dotted
 from forebay.config.problems import ConfigError, Problem, Severity
 from forebay.errors import shown
-from forebay.ledger.pricing import PRICED_KINDS, Clause, Exchange, Listed, Period, Scale, Vendor, Window
+from forebay.ledger.enginepricing import ORDINARY
+from forebay.ledger.pricelists import Clause, Exchange, Listed, Period, Scale, Vendor, Window
+from forebay.ledger.pricing import PRICED_KINDS
 
 KINDS_SAID: Final = tuple(kind for kind in PRICED_KINDS if kind != "kv")
 MOST_PRICE: Final = Decimal(1_000_000)
@@ -31,11 +33,23 @@ _PLACES: Final = 12
 _TOP: Final = ("currency", "zone", "exchange", "prices")
 _EXCHANGE: Final = ("from", "to", "rate", "since")
 _TIMES: Final = ("since", "until", "zone")
-_ENTRY: Final = ("model", "models", "provider", "currency", *_TIMES, *KINDS_SAID, "tiers", "off_peak", "note")
+_ENTRY: Final = (
+    "model",
+    "models",
+    "provider",
+    "service_tier",
+    "currency",
+    *_TIMES,
+    *KINDS_SAID,
+    "tiers",
+    "off_peak",
+    "note",
+)
 _TIER: Final = ("above", *KINDS_SAID)
 _OFF_PEAK: Final = ("hours", "days", "discount", *KINDS_SAID, "tiers")
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _NAME: Final = re.compile(r"[A-Za-z0-9@][A-Za-z0-9._:/@+-]{0,127}\*?|\*")
+_TIER_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _PROVIDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOURS: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-(?:([01][0-9]|2[0-3]):([0-5][0-9])|(24:00))")
 _DAYS: Final = MappingProxyType({day: n for n, day in enumerate(("mon", "tue", "wed", "thu", "fri", "sat", "sun"))})
@@ -55,6 +69,8 @@ class Entry:
     since: float | None
     until: float | None
     zone: str
+    tier: str = ""
+    """The maker's service tier that it is the price of."""
 
 
 @dataclass(slots=True)
@@ -71,12 +87,13 @@ class PriceFile:
             names.setdefault((entry.provider, entry.name.lower()), []).append(entry)
         listed: dict[str, list[tuple[tuple[bool, int], Listed]]] = {}
         for (provider, name), entries in names.items():
-            periods = tuple(
-                Period(p.scales, entry.since, entry.until, p.windows, p.zone, p.currency)
-                for entry in entries
-                for p in entry.periods
-            )
-            found = Listed(entries[0].name, _clause(name), periods, self.name)
+            periods: dict[str, tuple[Period, ...]] = {"": ()}
+            for entry in entries:
+                periods[entry.tier] = periods.get(entry.tier, ()) + tuple(
+                    Period(p.scales, entry.since, entry.until, p.windows, p.zone, p.currency) for p in entry.periods
+                )
+            ordinary = periods.pop("")
+            found = Listed(entries[0].name, _clause(name), ordinary, self.name, periods)
             listed.setdefault(provider, []).append(((name.endswith("*"), -len(name)), found))
         return tuple(
             Vendor(provider, tuple(one for _, one in sorted(models, key=lambda model: model[0])))
@@ -250,6 +267,7 @@ class _Reader:
             provider = str(given.value)
             if not isinstance(given.value, str) or not _PROVIDER.fullmatch(provider):
                 self.wrong(given, "not a provider's name", "letters, digits, dots, dashes and underscores")
+        tier = self.tier(fields.get("service_tier"))
         currency = self.code(fields["currency"]) if "currency" in fields else self.currency
         zone = (self.time_zone(fields["zone"]) if "zone" in fields else self.zone) or "UTC"
         since = self.moment(fields["since"], zone) if "since" in fields else None
@@ -265,7 +283,20 @@ class _Reader:
             periods += self.off_peak(hours, found, scales, zone, currency or "")
         if len(self.troubles) == before:
             for name in names:
-                self.entries.append(Entry(name, provider, node.line, node.path, tuple(periods), since, until, zone))
+                self.entries.append(
+                    Entry(name, provider, node.line, node.path, tuple(periods), since, until, zone, tier)
+                )
+
+    def tier(self, node: Node | None) -> str:
+        if node is None:
+            return ""
+        if not isinstance(node.value, str) or not _TIER_NAME.fullmatch(node.value):
+            self.wrong(node, "not a service tier's name", "as answers say it: flex, priority, batch, …")
+            return ""
+        if node.value.lower() in ORDINARY:
+            self.wrong(node, "the ordinary tier", "leave it out: an entry without service_tier is the price of that")
+            return ""
+        return node.value.lower()
 
     def names(self, node: Node, fields: Mapping[str, Node]) -> list[str]:
         if ("model" in fields) == ("models" in fields):
@@ -365,9 +396,9 @@ class _Reader:
 
     def follow_each_other(self) -> None:
         """Gives entries without an end that of the next one's beginning; finds overlaps and gaps."""
-        by_name: dict[tuple[str, str], list[Entry]] = {}
+        by_name: dict[tuple[str, str, str], list[Entry]] = {}
         for entry in self.entries:
-            by_name.setdefault((entry.provider, entry.name.lower()), []).append(entry)
+            by_name.setdefault((entry.provider, entry.name.lower(), entry.tier), []).append(entry)
         for entries in by_name.values():
             entries.sort(key=_begins)
             for one, other in pairwise(entries):
@@ -397,7 +428,8 @@ def _begins(entry: Entry) -> float:
 
 
 def _named(entry: Entry) -> str:
-    return shown(entry.name) + (f" of {entry.provider}" if entry.provider else "")
+    tier = f" ({entry.tier})" if entry.tier else ""
+    return shown(entry.name) + (f" of {entry.provider}" if entry.provider else "") + tier
 
 
 def _day(entry: Entry, at: float) -> str:

@@ -13,8 +13,7 @@ tier's prices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from datetime import datetime
+from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
@@ -23,11 +22,11 @@ from math import inf, lcm
 from operator import mul
 from types import MappingProxyType
 from typing import Final, NamedTuple
-from zoneinfo import ZoneInfo
 
 import msgspec
 
 from forebay.ledger.money import MOST, NANO, rounded
+from forebay.ledger.pricelists import Exchange, Listed, Period, Scale, Vendor
 from forebay.ledger.tokens import KINDS, Tokens
 
 MILLION: Final = 1_000_000
@@ -63,128 +62,6 @@ _KV: Final = _PLACES[KV_PRICE]
 _NOTHING: Final = Tokens()
 
 
-class Scale(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Prices for requests of more than `above` prompt tokens."""
-
-    prices: dict[str, Decimal]
-    """By kind (`PRICED_KINDS`). A tier has those that differ from the tier below it."""
-    above: int = 0
-
-
-class Window(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Hours of the day by the wall clock of a zone. Of an hour that comes twice both count; of one that is left out
-    there is nothing."""
-
-    start: int
-    """Minutes since midnight, from there on."""
-    end: int
-    """To there, exclusive; at or before `start`: the next day's."""
-    days: tuple[int, ...] = ()
-    """Days on which it starts, Monday 0; empty: all."""
-
-    def holds(self, minute: int, day: int) -> bool:
-        if self.start < self.end:
-            return self.start <= minute < self.end and (not self.days or day in self.days)
-        if minute >= self.start:
-            return not self.days or day in self.days
-        return minute < self.end and (not self.days or (day - 1) % 7 in self.days)
-
-    def __str__(self) -> str:
-        days = "".join(_DAYS[day] + " " for day in self.days)
-        return f"{days}{self.start // 60:02d}:{self.start % 60:02d}-{self.end // 60:02d}:{self.end % 60:02d}"
-
-
-_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-
-
-class Period(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Prices and when they are in force: from `since` to before `until` (seconds since the epoch), and, where there are
-    windows, in these only."""
-
-    scales: tuple[Scale, ...]
-    """Ascending; the first is above 0."""
-    since: float | None = None
-    until: float | None = None
-    windows: tuple[Window, ...] = ()
-    zone: str = "UTC"
-    """Of the windows."""
-    currency: str = "USD"
-
-    def holds(self, at: float) -> bool:
-        if (self.since is not None and at < self.since) or (self.until is not None and at >= self.until):
-            return False
-        if not self.windows:
-            return True
-        local = datetime.fromtimestamp(at, ZoneInfo(self.zone))
-        minute, day = local.hour * 60 + local.minute, local.weekday()
-        return any(window.holds(minute, day) for window in self.windows)
-
-
-class Clause(msgspec.Struct, frozen=True, array_like=True):
-    """Which names, in small letters, are meant. `kind`: equals, starts_with, ends_with, contains, regex, or, and."""
-
-    kind: str
-    text: str = ""
-    of: tuple[Clause, ...] = ()
-
-    def matches(self, name: str) -> bool:
-        match self.kind:
-            case "equals":
-                return name == self.text
-            case "starts_with":
-                return name.startswith(self.text)
-            case "ends_with":
-                return name.endswith(self.text)
-            case "contains":
-                return self.text in name
-            case "regex":
-                return re.search(self.text, name) is not None
-            case "or":
-                return any(clause.matches(name) for clause in self.of)
-            case "and":
-                return all(clause.matches(name) for clause in self.of)
-        raise ValueError(f"no such clause: {self.kind}")
-
-
-class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry of a price list."""
-
-    model: str
-    match: Clause
-    periods: tuple[Period, ...]
-    source: str = ""
-    """Where its prices are from, for people."""
-
-
-class Vendor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A provider's price list."""
-
-    id: str
-    models: tuple[Listed, ...] = ()
-    """The first that matches and is in force counts."""
-    urls: str = ""
-    """A regular expression that the start of its API's URL matches."""
-    names: Clause | None = None
-    """Other names it goes by."""
-    others: tuple[str, ...] = ()
-    """Vendors whose models it sells, at their prices, where it lists none."""
-
-    def matching(self, name: str) -> Iterator[Listed]:
-        """Best first."""
-        for listed in self.models:
-            if listed.match.matches(name):
-                yield listed
-
-
-class Exchange(msgspec.Struct, frozen=True):
-    """One unit of `of` is worth `rate` units of `into`, from `since` on (seconds since the epoch)."""
-
-    of: str
-    into: str
-    rate: Decimal
-    since: float | None = None
-
-
 class Rates(NamedTuple):
     rows: tuple[tuple[int, ...], ...]
     """One a scale, in the order of `PRICED_KINDS` (`kv`: of one KV token-second): in 1/`denominator` nano-units of the
@@ -213,6 +90,8 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     source: str = ""
     since: float | None = None
     until: float | None = None
+    service_tier: str = ""
+    """The maker's tier that answered; "" for the ordinary one."""
     hours: str = ""
     """Of an off-peak price, when it is in force, such as "00:30-08:30 Asia/Shanghai"."""
     pace: tuple[float, float] | None = None
@@ -386,7 +265,7 @@ class PriceBook:
         self._data = _Book(currency, own, vendors, exchange)
         self._own = {vendor.id: vendor for vendor in own}
         self._vendors = {vendor.id: vendor for vendor in vendors}
-        self._lately: dict[tuple[str, str], _Found] = {}
+        self._lately: dict[tuple[str, str, str], _Found] = {}
         self._prices: dict[tuple[int, int, Fraction, str], Price] = {}
 
     @property
@@ -410,12 +289,13 @@ class PriceBook:
         found = msgspec.json.decode(text, type=_Book)
         return cls(found.currency, found.own, found.vendors, found.exchange)
 
-    def lookup(self, model: str, provider: str, at: float) -> Price | None:
+    def lookup(self, model: str, provider: str, at: float, tier: str = "") -> Price | None:
         """`model` by the provider's own name; `provider` as `provider_of` says, "" for an engine that is nobody's; `at`
-        in seconds since the epoch. None: no price is known, or no rate into the ledger's currency."""
-        found = self._lately.get((model, provider))
+        in seconds since the epoch; `tier`: of the maker's service, "" for the ordinary one. None: no price is known, or
+        no rate into the ledger's currency."""
+        found = self._lately.get((model, provider, tier))
         if found is None or not found[1] <= at < found[2]:
-            found = self._look(model, provider, at)
+            found = self._look(model, provider, at, tier)
         return found[0]
 
     def provider_of(self, url: str) -> str:
@@ -439,16 +319,20 @@ class PriceBook:
             return None
         return Fraction(best.rate) if best.of == of else 1 / Fraction(best.rate), best.since
 
-    def entry(self, model: str, provider: str, at: float) -> tuple[Listed, Period, str] | None:
-        """What is listed, when, and by whom."""
+    def entry(self, model: str, provider: str, at: float, tier: str = "") -> tuple[Listed, Period, str] | None:
+        """What is listed, when, and by whom. Who has a model's ordinary price has that of its tiers, or nobody has."""
         name = model.lower()
         dashed = _COMPACT_DATE.sub(r"-\1-\2-\3", name)
         for seller in self._sellers(provider):
             for said in dict.fromkeys((name, dashed)):
                 for listed in seller.matching(said):
+                    if tier:
+                        for period in reversed(listed.service_tiers.get(tier, ())):
+                            if period.holds(at):
+                                return listed, period, provider or seller.id
                     for period in reversed(listed.periods):
                         if period.holds(at):
-                            return listed, period, provider or seller.id
+                            return (listed, period, provider or seller.id) if not tier else None
         return None
 
     def _sellers(self, provider: str) -> Iterable[Vendor]:
@@ -470,17 +354,17 @@ class PriceBook:
                 return vendor
         return None
 
-    def _look(self, model: str, provider: str, at: float) -> _Found:
+    def _look(self, model: str, provider: str, at: float, tier: str) -> _Found:
         """Good for the minute of `at`: no date, hour or rate changes within one."""
         if len(self._lately) >= MOST_MODELS:
             del self._lately[next(iter(self._lately))]
         begins = at // 60 * 60
-        found: _Found = (self._find(model, provider, at), begins, begins + 60)
-        self._lately[model, provider] = found
+        found: _Found = (self._find(model, provider, at, tier), begins, begins + 60)
+        self._lately[model, provider, tier] = found
         return found
 
-    def _find(self, model: str, provider: str, at: float) -> Price | None:
-        entry = self.entry(model, provider, at)
+    def _find(self, model: str, provider: str, at: float, tier: str) -> Price | None:
+        entry = self.entry(model, provider, at, tier)
         if entry is None:
             return None
         listed, period, seller = entry
@@ -505,6 +389,7 @@ class PriceBook:
                     source=listed.source,
                     since=period.since,
                     until=period.until,
+                    service_tier=tier,
                     hours=" ".join([*map(str, period.windows), period.zone]) if period.windows else "",
                 )
             )

@@ -1,19 +1,20 @@
 """The prices of commercial models, as the package genai-prices lists them. Not for a worker: it takes 0.3 s to import.
 
-Left out: what is not billed by tokens (searches, hours of sound, pages), batch and priority tiers, and models whose
-pictures are billed by tokens that usage does not tell apart; they have no price here, and are unpriced.
+Left out: what is not billed by tokens (searches, hours of sound, pages), and models whose pictures are billed by tokens
+that usage does not tell apart; they have no price here, and are unpriced. Of service tiers, those that a list has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, time
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from forebay.ledger.pricing import Clause, Listed, Period, Scale, Vendor, Window
+from forebay.ledger.enginepricing import ORDINARY
+from forebay.ledger.pricelists import Clause, Listed, Period, Scale, Vendor, Window
 
 if TYPE_CHECKING:
     from genai_prices import types
@@ -49,7 +50,7 @@ def _vendor(provider: types.Provider, source: str) -> Vendor:
     for model in provider.models:
         periods = _periods(model)
         if periods:
-            models.append(Listed(model.id, _clause(model.match), periods, source))
+            models.append(Listed(model.id, _clause(model.match), periods, source, _tiers(model)))
     return Vendor(
         provider.id,
         tuple(models),
@@ -102,6 +103,40 @@ def _periods(model: types.ModelInfo) -> tuple[Period, ...]:
         else:
             periods.append(Period(scales))
     return tuple(periods)
+
+
+def _tiers(model: types.ModelInfo) -> dict[str, tuple[Period, ...]]:
+    """Its prices in other tiers of the maker's service, and in its batches; those that change with the hour are left
+    out."""
+    from genai_prices import types
+
+    variants = [v for v in model.price_variants or () if len(v.when) == 1 and _tier_of(v.when)]
+    ordinary = model.prices if isinstance(model.prices, list) else []
+    constraints = [v.constraint for v in variants if v.constraint is not None]
+    constraints += [c.constraint for c in ordinary if c.constraint is not None]
+    if any(not isinstance(one, types.StartDateConstraint) for one in constraints):
+        return {}
+    days = sorted({one.start_date for one in constraints if isinstance(one, types.StartDateConstraint)})
+    found: dict[str, tuple[Period, ...]] = {}
+    for tier in dict.fromkeys(_tier_of(variant.when) for variant in variants):
+        own = [variant for variant in variants if _tier_of(variant.when) == tier]
+        periods: list[Period] = []
+        for since in (None, *days):
+            at = datetime.combine(since or date(1970, 1, 2), time(), UTC)
+            active = [v for v in own if v.constraint is None or v.constraint.active(at)]
+            listed = any(vars(v.prices).get(key) is not None for v in active for key in _KINDS)
+            scales = _scales(model.get_prices(at, own[0].when)) if listed else ()
+            if scales:
+                periods.append(Period(scales, since=at.timestamp() if since is not None else None))
+        if periods:
+            found[tier] = tuple(periods)
+    return found
+
+
+def _tier_of(when: Mapping[str, str]) -> str:
+    """ "" for what is no tier, or the ordinary one."""
+    tier = when.get("service_tier") or when.get("processing") or ""
+    return "" if tier in ORDINARY else tier
 
 
 def _minute(at: time) -> int:

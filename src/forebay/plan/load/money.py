@@ -19,7 +19,8 @@ from forebay.config.problems import ConfigError
 from forebay.errors import shown
 from forebay.ledger.money import units
 from forebay.ledger.pricefile import load_prices
-from forebay.ledger.pricing import Price, PriceBook, Scale
+from forebay.ledger.pricelists import Scale
+from forebay.ledger.pricing import Price, PriceBook
 from forebay.ledger.tokens import Tokens
 from forebay.plan.load.result import Result
 from forebay.plan.load.run import Cost
