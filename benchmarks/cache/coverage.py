@@ -183,8 +183,9 @@ def measure(console: Console) -> tuple[dict[str, object], list[str]]:
         wrongly = certified_wrongly(runs, LABELS, MISS, alarms)
         rightly = certified_wrongly(runs, LABELS, MISS, alarms, 0.2)
         console.print(
-            f"judge that overlooks {MISS:.0%} and takes {alarms:.1%} of what is right for wrong: of {runs:,} streams of "
-            f"{LABELS:,} labels whose risk is δ, {wrongly} were certified at any time; whose risk is a fifth of it, {rightly}"
+            f"judge that overlooks {MISS:.0%} and takes {alarms:.1%} of what is right for wrong: of {runs:,} streams "
+            f"of {LABELS:,} labels whose risk is δ, {wrongly} were certified at any time; of such "
+            f"whose risk is a fifth of it, {rightly}"
         )
         figures[f"certified, alarms {alarms}"] = [wrongly, rightly]
         if interval(runs, wrongly)[0] > ALPHA:

@@ -222,6 +222,8 @@ class Service:
         asks = self.asks if judged.opinion is Opinion.UNSURE else None
         if asks is None or not asks.ask(ticket, pending.question, *texts):
             self.learn(ticket, judged)
+        else:
+            self.counts.asked(pending.partition)
         self.counts.kept_busy(pending.partition, self.clock.now() - began)
 
     def learn(self, ticket: int, judged: Judged | None) -> None:

@@ -57,6 +57,8 @@ SIGNED: Final = (
     ("drawn_own", 0),
     ("drawn_numbers", -1),
     ("own_numbers", -1),
+    ("numbers_sure", 1),
+    ("names_sure", 1),
 )
 """Name, and whether more of it speaks for two answers that differ (1), that say the same (-1), or either (0). How much
 alike the two *questions* are is none of them: of what a cache would serve they always are."""
@@ -267,13 +269,14 @@ def features(
     longest = max(len(one.text), len(other.text))
     long = longest > SHORT
     numbers = max(_shared(one.numbers, other.numbers), _shared(one.values, other.values, 0.0))
+    other_numbers = _apart(one.numbers, other.numbers) and _apart(one.values, other.values)
     equal = float(bool(one.values) and one.values == other.values)
     return (
         cosine,
         min(cosine, 0.6),
         float(best.min()),
         _covered(other, one),
-        float(_apart(one.numbers, other.numbers) and _apart(one.values, other.values)),
+        float(other_numbers),
         float(_clash(one.numbers, other.numbers)) * (1.0 - equal),
         numbers,
         equal,
@@ -297,6 +300,8 @@ def features(
         drawn * own,
         max(0.0, drawn) * equal,
         own * equal,
+        float(other_numbers and _clash(one.numbers, other.numbers) > 0 and not long),
+        float(_names_apart(one, other) and not long),
     )
 
 
