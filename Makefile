@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 
-.PHONY: serve compile pure test coverage lint typecheck layers test-books test-system test-engines fuzz clean
+.PHONY: serve fit-judge compile pure test coverage lint typecheck layers test-books test-system test-engines fuzz clean
 
 serve: $(COMPILED)
 	$(BIN)/forebay serve $(ARGS)
@@ -65,6 +65,10 @@ test-engines: $(COMPILED)
 # Every property test, with 200 times the examples; hypothesis marks them itself.
 fuzz: $(COMPILED)
 	$(BIN)/pytest -m hypothesis --hypothesis-profile=fuzz --timeout 3600 $(ARGS)
+
+# Fits the judge of answers to its pairs, and measures it on those that are held out.
+fit-judge: $(COMPILED)
+	HELD=1 $(BIN)/python -m benchmarks.cache.judging
 
 # CHECK=1 exits 1 where a bar is missed; what else each one takes is in benchmarks/NAME/README.md
 bench-%: $(COMPILED)

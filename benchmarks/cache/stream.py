@@ -24,12 +24,13 @@ from forebay.cache.semantic.bound import interval
 from forebay.cache.semantic.deciding import Candidate, Decider
 from forebay.cache.semantic.embedder import open_embedder
 from forebay.cache.semantic.guard import FEATURES, Verdict, compare
-from forebay.cache.semantic.judge import MISS
+from forebay.cache.semantic.judge import reckoned
 from forebay.config.cache import Semantic
 
 FIXED: Final = (0.80, 0.85, 0.90, 0.92, 0.95, 0.97, 0.99)
 REPHRASED: Final = 0.2
 ZIPF: Final = 1.1
+MISS: Final = reckoned("usem3")
 ALARMS: Final = 0.001
 NEAREST: Final = 8
 ANSWER_TOKENS: Final = 250
@@ -227,17 +228,17 @@ def measure(console: Console) -> tuple[dict[str, object], list[str]]:
     table = Table(title=f"{len(stream.requests):,} requests, {len(stream.texts):,} texts, 77 intents")
     for column in ("", "hit ratio", "by meaning", "wrong", "of those by meaning", "95 %", "compared", "$ per 1,000"):
         table.add_column(column, justify="left" if not column else "right")
-    for name, t in found.items():
-        low, high = interval(t.hits, t.wrong)
+    for name, played in found.items():
+        low, high = interval(played.hits, played.wrong)
         table.add_row(
             name,
-            f"{t.ratio:.1%}",
-            f"{t.hits / t.requests:.1%}",
-            f"{t.wrong:,}",
-            f"{t.wrong / max(1, t.hits):.1%}",
-            f"{low:.1%} to {high:.1%}" if t.hits else "–",
-            f"{t.compared:,}",
-            f"{t.dollars:.3f}",
+            f"{played.ratio:.1%}",
+            f"{played.hits / played.requests:.1%}",
+            f"{played.wrong:,}",
+            f"{played.wrong / max(1, played.hits):.1%}",
+            f"{low:.1%} to {high:.1%}" if played.hits else "–",
+            f"{played.compared:,}",
+            f"{played.dollars:.3f}",
         )
     console.print(table)
     _draw(found)

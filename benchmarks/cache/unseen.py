@@ -25,10 +25,11 @@ from forebay.cache.semantic.bound import interval
 from forebay.cache.semantic.deciding import Candidate, Decider, Vector
 from forebay.cache.semantic.embedder import open_embedder
 from forebay.cache.semantic.guard import FEATURES, Verdict, compare
-from forebay.cache.semantic.judge import MISS
+from forebay.cache.semantic.judge import reckoned
 from forebay.cache.semantic.pairs import Pair
 from forebay.config.cache import Semantic
 
+MISS: Final = reckoned("usem3")
 ALARMS: Final = 0.001
 LEAST: Final = 0.20
 """Of the paraphrases, over the whole stream."""

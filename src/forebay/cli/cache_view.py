@@ -44,7 +44,7 @@ def show_stats(found: Mapping[str, Any], partition: str = "") -> None:
         looking, keeping = (_span(helper["total"][name]) for name in ("seconds", "keeping"))
         out.print(f"Of {shown(partition)}: {looking} of looking up, {keeping} of keeping and comparing.")
     else:
-        _costs(out, found["workers"], helper["total"])
+        _costs(out, found, helper["total"])
     if helper["partitions"]:
         out.print()
         _partitions(out, helper["partitions"])
@@ -68,13 +68,23 @@ def _of_workers(out: Console, workers: Mapping[str, Rows], currency: str) -> Non
         out.print(f"Look-ups at the helper process: {_named(lookups, len(lookups))}.")
 
 
-def _costs(out: Console, workers: Mapping[str, Rows], total: Mapping[str, Any]) -> None:
-    """What is to be set against the savings."""
-    calls = _by(workers.get("background", []), "why")
+def _costs(out: Console, found: Mapping[str, Any], total: Mapping[str, Any]) -> None:
+    """What is to be set against the savings, and what is left of them."""
+    calls = _by(found["workers"].get("background", []), "why")
     asked = f"engine calls that no client waited for: {_named(calls, len(calls)) if calls else 'none'}"
+    if judged := total.get("asked", 0):
+        asked += f"; a model was asked to judge {judged:,} times, on its own key's account"
     looking, keeping = _span(total["seconds"]), _span(total["keeping"])
     out.print(
         f"What it cost: {looking} of looking up and {keeping} of keeping and comparing in the helper process; {asked}."
+    )
+    money, currency = found["money"], found["currency"]
+    saved, spent, left = (money[name] / 1e9 for name in ("saved_nano", "background_nano", "net_nano"))
+    unpriced = f" ({money['unpriced']:,} of them without a price)" if money["unpriced"] else ""
+    time = _sum(found["workers"].get("saved_milliseconds", [])) / 1000 - total["seconds"] - total["keeping"]
+    out.print(
+        f"Net: {saved:,.4f} {currency} saved - {spent:,.4f} of those calls{unpriced} = {left:,.4f} {currency}; "
+        f"{'-' if time < 0 else ''}{_span(abs(time))} of engine time less the helper process's."
     )
 
 

@@ -28,6 +28,10 @@ class CacheTelemetry:
         self.background = counters(
             "forebay_cache_background", "Requests to engines that no client waits for, by what they are for.", "why"
         )
+        self._background_nano = counters(
+            "forebay_cache_background_nano", "Their cost, in nano-units of the ledger's currency.", "why"
+        )
+        self._background_unpriced = counters("forebay_cache_background_unpriced", "Those that have no price.", "why")
         self.feedback = counters("forebay_cache_feedback", "What callers said of answers they were given.", "said")
         self._tokens = counters("forebay_cache_saved_tokens", "Tokens of answers that were known.", "model", "kind")
         self._money = counters(
@@ -62,12 +66,21 @@ class CacheTelemetry:
             self._money.series(model).value += money
         self._time.series(model).value += round(1000 * seconds)
 
+    def spent(self, why: str, cost: int | None) -> None:
+        """On a request that no client waits for; None: it has no price."""
+        if cost is None:
+            self._background_unpriced.series(why).value += 1
+        elif cost:
+            self._background_nano.series(why).value += cost
+
     def snapshot(self, caching: Caching) -> Iterator[FamilySnapshot]:
         for family in (
             self._requests,
             self._bypasses,
             self.kept,
             self.background,
+            self._background_nano,
+            self._background_unpriced,
             self.feedback,
             self._tokens,
             self._money,

@@ -385,6 +385,7 @@ class Caching:
             return
         if part.background:
             self.behind.discard(part.shares)
+            self.telemetry.spent(part.why, cost)
         if x.outcome is Outcome.HIT:
             answer = part.answer
             tokens = answer.tokens if answer is not None else NO_TOKENS

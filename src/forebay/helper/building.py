@@ -15,7 +15,7 @@ from forebay.cache.semantic.deciding import Decider, StateError
 from forebay.cache.semantic.embedder import POLICY, Embedder, open_embedder
 from forebay.cache.semantic.guard import FEATURES, compare
 from forebay.cache.semantic.index import Index, Space
-from forebay.cache.semantic.judge import MISS
+from forebay.cache.semantic.judge import reckoned
 from forebay.cache.stores import opening
 from forebay.cache.stores.store import SharedStore, Store
 from forebay.cache.stores.tiered import position_in
@@ -125,7 +125,7 @@ def _decider(rules: Cache, embedder: Embedder, file: Path) -> Decider:
         rated: verifier.Verifying = verifier.load(semantic.verifier, semantic.embedder, FEATURES)
     else:
         rated = verifier.shipped(semantic.embedder, FEATURES)
-    decider = Decider(semantic, embedder.id, rated, compare, MISS)
+    decider = Decider(semantic, embedder.id, rated, compare, reckoned(semantic.embedder))
     try:
         if not decider.load(file.read_bytes()):
             log.warning(

@@ -32,6 +32,8 @@ class Count(msgspec.Struct, gc=False):
     """Answers that were compared with a neighbour's."""
     wrong: int = 0
     """Of those: they did not say the same."""
+    asked: int = 0
+    """Of those: a model was asked (cache.semantic.judge)."""
     good: int = 0
     bad: int = 0
     """Feedback."""
@@ -91,6 +93,10 @@ class Counts:
             count = self._of(partition)
             count.compared += 1
             count.wrong += not same
+
+    def asked(self, partition: str) -> None:
+        with self._lock:
+            self._of(partition).asked += 1
 
     def heard(self, partition: str, good: bool) -> None:
         with self._lock:

@@ -20,6 +20,7 @@ import numpy as np
 from forebay.cache import answers
 from forebay.cache import language as languages
 from forebay.cache.messages import Find
+from forebay.cache.semantic import judge
 from forebay.cache.semantic.deciding import Candidate, Choice, Decider
 from forebay.cache.semantic.embedder import Embedder, EmbedderUnavailable, cleaned
 from forebay.cache.semantic.index import BadVector, Index, IndexUnavailable, Near, Vectors, checked
@@ -77,6 +78,7 @@ class Meaning:
         self.index = index
         self.decider = decider
         self.deciding = threading.Lock()
+        self.judge = judge.shipped(rules.embedder, self._clauses)
         self._store = store
         self._clock = clock
         self._rng = rng
@@ -131,6 +133,16 @@ class Meaning:
                 while len(self._vectors) > REMEMBERED:
                     self._vectors.popitem(last=False)
         return [found[text] for text in texts]
+
+    def _clauses(self, texts: Sequence[str]) -> list[Vectors | None]:
+        """As `vectors`, of texts that are not asked for again."""
+        found: list[Vectors | None] = []
+        for row in self.embedder.encode([cleaned(text) for text in texts]):
+            try:
+                found.append(checked(row, self.embedder.dimensions)[0])
+            except BadVector:
+                found.append(None)
+        return found
 
     # --- look-ups ----------------------------------------------------------------------------------------------------
 

@@ -20,10 +20,9 @@ from forebay.cache import answers
 from forebay.cache.answers import Answer
 from forebay.cache.messages import Drop, Feedback, Find, Found, Kind, Look, Purge, Store, Unanswered
 from forebay.cache.semantic.deciding import Choice
-from forebay.cache.semantic.embedder import EmbedderUnavailable, cleaned
-from forebay.cache.semantic.guard import compare
+from forebay.cache.semantic.embedder import EmbedderUnavailable
 from forebay.cache.semantic.index import IndexUnavailable
-from forebay.cache.semantic.judge import Judged, Opinion, judge
+from forebay.cache.semantic.judge import Judged, Opinion
 from forebay.cache.stores.store import Record, StoreError, fits
 from forebay.cache.stores.store import Store as Answers
 from forebay.clock import Clock
@@ -216,13 +215,15 @@ class Service:
             return
         texts = answers.text_of(fresh), answers.text_of(kept)
         try:
-            judged = self._judged(*texts)
+            judged = self._judged(*texts, pending.question, pending.known)
         except EmbedderUnavailable:
             self.give_up(Unanswered(ticket))
             return
         asks = self.asks if judged.opinion is Opinion.UNSURE else None
         if asks is None or not asks.ask(ticket, pending.question, *texts):
             self.learn(ticket, judged)
+        else:
+            self.counts.asked(pending.partition)
         self.counts.kept_busy(pending.partition, self.clock.now() - began)
 
     def learn(self, ticket: int, judged: Judged | None) -> None:
@@ -242,16 +243,11 @@ class Service:
         if pending is not None:
             self.counts.compared(pending.partition, judged.same)
 
-    def _judged(self, fresh: str, known: str) -> Judged:
+    def _judged(self, fresh: str, known: str, asked: str = "", known_question: str = "") -> Judged:
         """Raises EmbedderUnavailable."""
-
-        def cosine(a: str, b: str) -> float:
-            if self.meaning is None:
-                raise EmbedderUnavailable("questions are not compared")
-            one, other = self.meaning.vectors([cleaned(a), cleaned(b)])
-            return float(one @ other) if one is not None and other is not None else 0.0
-
-        return judge(fresh, known, cosine, compare)
+        if self.meaning is None:
+            raise EmbedderUnavailable("questions are not compared")
+        return self.meaning.judge(fresh, known, asked, known_question)
 
     def _forget(self, entries: Sequence[str]) -> int:
         """Everywhere. Raises StoreGone."""

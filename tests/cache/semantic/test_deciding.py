@@ -248,3 +248,18 @@ def test_a_corrupt_state_is_an_error_and_changes_nothing(data: bytes) -> None:
     with pytest.raises(StateError):
         d.load(data)
     assert d.dump() == before
+
+
+def test_the_first_labels_of_what_is_trusted_come_faster_than_the_rest() -> None:
+    d, rng = decider(), Always(0.6)
+    for n in range(deciding.FIRST):
+        choice = ask(d, 0.93, asked=f"how do I go {n}x", rng=rng)
+        assert choice.why == "sampled"
+        d.learn(choice.ticket, same=True)
+    assert ask(d, 0.93, asked="how do I go on", rng=rng).why == ""
+
+
+def test_what_the_judge_missed_by_another_measure_is_not_taken_up() -> None:
+    rules = Semantic.model_validate({"enabled": True})
+    one, other = (Decider(rules, "usem3", Verifier(), compare, miss, str) for miss in (0.5, 0.6))
+    assert not other.load(one.dump())

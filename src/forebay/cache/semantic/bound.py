@@ -31,8 +31,8 @@ import msgspec
 __all__ = ["ALPHA", "CLEAN", "IDENTICAL", "Pool", "Rung", "enough", "interval"]
 
 ALPHA: Final = 0.05
-ALPHA_DOWN: Final = 0.03
-ALPHA_UP: Final = 0.02
+ALPHA_DOWN: Final = 0.035
+ALPHA_UP: Final = 0.015
 ALARM: Final = 100.0
 """Labels, at least, between two false alarms of a rung that is as wrong as it may be, on average (e-CUSUM)."""
 SUSPECTED: Final = 30.0
@@ -42,9 +42,9 @@ CLEAN: Final = 300
 IDENTICAL: Final = 1.0
 """Score of a question that differs in nothing but form."""
 
-_BELIEFS: Final = ((0.0, 0.7), (0.1, 0.1), (0.3, 0.1), (0.6, 0.1))
+_BELIEFS: Final = ((0.0, 0.8), (0.1, 0.08), (0.3, 0.06), (0.6, 0.06))
 """Risk as a share of δ, and the part of the capital that bets on it."""
-_RESERVE: Final = 0.25
+_RESERVE: Final = 0.15
 _REFRESH: Final = 1_000
 """Labels at which half of the reserve is put in; then at twice as many, and so on."""
 _SUSPICIONS: Final = (2.0, 6.0, 20.0)

@@ -20,8 +20,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from forebay.cache.semantic.bound import ALPHA, CLEAN, IDENTICAL, Pool, interval
+from forebay.cache.semantic.bound import CLEAN, IDENTICAL, Pool
 from forebay.cache.semantic.guard import FEATURES, read
+from forebay.cache.semantic.judge import miss_in
+from forebay.cache.semantic.learned import VERSION, Learned, Pending, Standing, State, StateError, Tally, share_wrong
 from forebay.config.cache import Mode, Semantic
 
 __all__ = ["Candidate", "Choice", "Decider", "Pending", "Standing", "StateError", "Verdict", "Verifier"]
@@ -42,6 +44,9 @@ REVERIFY: Final = frozenset({4, 16, 64, 256, 1_024, 4_096})
 """Hits of one entry at which it is compared again."""
 EAGER: Final = 8.0
 """Times the configured share is sampled of what is served on trust, without enough labels of one's own."""
+FIRST_EAGER: Final = 16.0
+"""The same of a language's first FIRST labels: what is trusted wrongly shows after some hundred hits."""
+FIRST: Final = 100
 
 
 class Verdict(Protocol):
@@ -102,89 +107,9 @@ class Choice:
     """The engine's answer shall be compared with that of the one or the other."""
 
 
-class Pending(msgspec.Struct, gc=False):
-    """What a ticket stands for."""
-
-    near: str
-    question: str
-    known: str
-    language: str
-    partition: str
-    score: float
-    weight: float
-    """Of its label for the bound; 0: it was not drawn at random."""
-    would_hit: bool
-    unverified: bool = False
-    """It would be a hit, had an engine told another writer the same."""
-
-
-class Tally(msgspec.Struct, gc=False):
-    """Of one stratum of what is served: hits, and the labels drawn from them at random."""
-
-    hits: int = 0
-    labels: int = 0
-    """Of these hits."""
-    wrong: float = 0.0
-
-
-class Learned(msgspec.Struct):
-    """Of one language, in one partition or in all."""
-
-    pool: Pool
-    same: Tally
-    scored: Tally
-    lookups: int = 0
-    good: int = 0
-    """Feedback."""
-    bad: int = 0
-
-
-class Standing(msgspec.Struct):
-    """What is served of a language, and how much of it is wrong."""
-
-    language: str
-    state: str
-    """shipped, certified, near-identical, closed; fixed in that mode."""
-    threshold: float
-    """Of the score; of the cosine in mode fixed."""
-    lookups: int
-    hits: int
-    identical: int
-    """Of these, questions that differed in nothing but form."""
-    labels: int
-    """Hits drawn at random and compared with the engine's answer."""
-    wrong: float
-    """Of these, as judged."""
-    estimate: float
-    """Wrong hits among hits, as judged."""
-    low: float
-    high: float
-    """95 %, at all times at once; `high` allows for what the judge overlooks."""
-    good: int
-    bad: int
-    """Callers' feedback."""
-
-
-class _State(msgspec.Struct):
-    version: int
-    namespace: str
-    """Embedder, verifier, mode and δ: labels of others say nothing."""
-    pools: dict[str, Learned]
-    partitions: list[tuple[str, str, Learned]]
-    refuted: list[tuple[str, list[str]]]
-    """By partition."""
-
-
-class StateError(Exception):
-    """A saved state that cannot be read: corrupt, or of another version."""
-
-
-VERSION: Final = 2
-
-
 class Decider:
     """`compare`: the guard's, of two questions as `read` made them. `judge_miss`: at most this share of wrong
-    answers does the judge take for right."""
+    answers does the judge take for right, in the languages that it was measured in."""
 
     def __init__(
         self,
@@ -199,9 +124,8 @@ class Decider:
         self._verifier = verifier
         self._compare = compare
         self._read = lru_cache(MOST_READ)(read)
-        self._target = rules.delta * (1 - judge_miss)
         self._judge_miss = judge_miss
-        self.namespace = f"{embedder}|{verifier.id}|{rules.mode}|{rules.delta:g}"
+        self.namespace = f"{embedder}|{verifier.id}|{rules.mode}|{rules.delta:g}|{judge_miss:g}"
         self._pools: dict[str, Learned] = {}
         self._partitions: OrderedDict[tuple[str, str], Learned] = OrderedDict()
         self._tickets: OrderedDict[int, Pending] = OrderedDict()
@@ -229,9 +153,9 @@ class Decider:
         if not near:
             return Choice(why="near")
         (best, score, why), theirs = self._best(asked, language, near, vector, private)
-        if theirs is not None and not (score >= 0 and self._passes(score, pool, own)[0]):
+        if theirs is not None and not (score >= 0 and self._passes(score, language, pool, own)[0]):
             one, high = theirs
-            if self._passes(high, pool, own)[0] and not self._is_refuted(partition, asked, one.question):
+            if self._passes(high, language, pool, own)[0] and not self._is_refuted(partition, asked, one.question):
                 ticket = self._ticket(one, asked, language, partition, high, 0.0, would_hit=False, unverified=True)
                 return Choice(near=one.entry, similarity=one.cosine, score=high, why="unverified", ticket=ticket)
             why = why or "unverified"
@@ -239,10 +163,8 @@ class Decider:
             return Choice(near=best.entry, similarity=best.cosine, why=why)
         if self._is_refuted(partition, asked, best.question):
             return Choice(near=best.entry, similarity=best.cosine, score=score, why="refuted")
-        passes, closed = self._passes(score, pool, own)
-        trusted = pool.pool.same.labels < CLEAN if score >= IDENTICAL else pool.pool.starting(self._target)
-        trusted = trusted and self._rules.mode is Mode.BOUNDED
-        share = min(1.0, EAGER * self._rules.sample) if trusted else self._rules.sample
+        passes, closed = self._passes(score, language, pool, own)
+        share = self._sampled(score, language, pool)
         if passes:
             for learned in (pool, own):
                 (learned.same if score >= IDENTICAL else learned.scored).hits += 1
@@ -257,7 +179,7 @@ class Decider:
         ticket = 0
         if score >= self._verifier.thresholds[-1] and self._rules.mode is Mode.BOUNDED:
             served = (
-                max(self._shared(pool), own.pool.certified()) >= 0
+                max(self._shared(language, pool), own.pool.certified()) >= 0
             )  # then hits are labelled by share, misses always
             weight = share if served and score < IDENTICAL else 1.0
             ticket = self._ticket(best, asked, language, partition, score, weight, would_hit=False)
@@ -302,7 +224,23 @@ class Decider:
                 break
         return (best, highest, why), theirs
 
-    def _passes(self, score: float, pool: Learned, own: Learned) -> tuple[bool, bool]:
+    def _sampled(self, score: float, language: str, pool: Learned) -> float:
+        """The share of such hits that is compared."""
+        identical = score >= IDENTICAL
+        trusted = pool.pool.same.labels < CLEAN if identical else pool.pool.starting(self._target(language))
+        if not trusted or self._rules.mode is not Mode.BOUNDED:
+            return self._rules.sample
+        times = EAGER if (pool.same if identical else pool.scored).labels >= FIRST else FIRST_EAGER
+        return min(1.0, times * self._rules.sample)
+
+    def _target(self, language: str) -> float:
+        """The most of the judged that may be wrong."""
+        return self._rules.delta * (1 - self._missed(language))
+
+    def _missed(self, language: str) -> float:
+        return miss_in(language, self._judge_miss)
+
+    def _passes(self, score: float, language: str, pool: Learned, own: Learned) -> tuple[bool, bool]:
         """Whether it is served; whether only its partition's own record forbids it."""
         if self._rules.mode is Mode.FIXED:
             return score >= self._rules.threshold, False
@@ -313,12 +251,12 @@ class Decider:
         alone = own.pool.certified()
         if alone >= 0 and score >= rungs[alone].threshold:
             return True, False
-        shared = self._shared(pool)
+        shared = self._shared(language, pool)
         fits = shared >= 0 and score >= rungs[shared].threshold
         return fits and not own.pool.refuted, fits and own.pool.refuted
 
-    def _shared(self, pool: Learned) -> int:
-        return pool.pool.serving(self._target, self._rules.start == "shipped")
+    def _shared(self, language: str, pool: Learned) -> int:
+        return pool.pool.serving(self._target(language), self._rules.start == "shipped")
 
     def _due(self, entry: str) -> bool:
         count = self._popular.pop(entry, 0) + 1
@@ -365,7 +303,8 @@ class Decider:
             return ""
         wrong = 0.0 if same else 1.0
         pool, own = self._of(pending.language, pending.partition)
-        serving = max(self._shared(pool), own.pool.certified())
+        target = self._target(pending.language)
+        serving = max(self._shared(pending.language, pool), own.pool.certified())
         for learned in (pool, own):
             if pending.weight <= 0:
                 continue
@@ -375,8 +314,8 @@ class Decider:
                 tally.labels += 1
                 tally.wrong += wrong
             if identical:
-                learned.pool.learn_same(wrong, pending.weight, self._target)
-            elif learned.pool.learn(pending.score, wrong, pending.weight, self._target, serving):
+                learned.pool.learn_same(wrong, pending.weight, target)
+            elif learned.pool.learn(pending.score, wrong, pending.weight, target, serving):
                 learned.scored = Tally(hits=tally.hits)
         if not same and not (pending.unverified and pending.score >= IDENTICAL):
             self._refute(pending.partition, pending.question, pending.known)
@@ -434,7 +373,7 @@ class Decider:
         """JSON, for `load`. Tickets are not kept."""
         partitions = [(p, language, learned) for (p, language), learned in self._partitions.items()]
         refuted = [(name, [digest.hex() for digest in digests]) for name, digests in self._refuted.items()]
-        return msgspec.json.encode(_State(VERSION, self.namespace, self._pools, partitions, refuted))
+        return msgspec.json.encode(State(VERSION, self.namespace, self._pools, partitions, refuted))
 
     def load(self, data: bytes) -> bool:
         """Take up what `dump` gave. False, and nothing is taken: it is of another embedder, verifier or δ.
@@ -442,7 +381,7 @@ class Decider:
         Raises StateError where it cannot be read.
         """
         try:
-            state = msgspec.json.decode(data, type=_State)
+            state = msgspec.json.decode(data, type=State)
             refuted = {name: OrderedDict.fromkeys(map(bytes.fromhex, texts)) for name, texts in state.refuted}
         except (msgspec.DecodeError, ValueError) as e:
             raise StateError(f"not a state of what the semantic cache has learned: {e}") from None
@@ -468,7 +407,7 @@ class Decider:
     def _standing(self, language: str, learned: Learned) -> Standing:
         pool = self._pools.get(language, learned)
         own = learned.pool.certified()
-        rung = own if learned.pool.refuted else max(own, self._shared(pool))
+        rung = own if learned.pool.refuted else max(own, self._shared(language, pool))
         if self._rules.mode is Mode.FIXED:
             state, threshold = "fixed", self._rules.threshold
         elif rung < 0:
@@ -477,27 +416,19 @@ class Decider:
         else:
             certified = max(own, -1 if learned.pool.refuted else pool.pool.certified()) >= 0
             state, threshold = ("certified" if certified else "shipped"), learned.pool.rungs[rung].threshold
-        strata = [t for t in (learned.same, learned.scored) if t.hits]
-        hits = sum(t.hits for t in strata)
-        low = high = estimate = 0.0
-        for t in strata:
-            share = t.hits / hits
-            below, above = interval(t.labels, t.wrong, ALPHA / len(strata))
-            low += share * below
-            high += share * above
-            estimate += share * (t.wrong / t.labels if t.labels else 0.0)
+        estimate, low, high = share_wrong(learned, self._missed(language))
         return Standing(
             language=language,
             state=state,
             threshold=threshold,
             lookups=learned.lookups,
-            hits=hits,
+            hits=learned.same.hits + learned.scored.hits,
             identical=learned.same.hits,
             labels=learned.same.labels + learned.scored.labels,
             wrong=learned.same.wrong + learned.scored.wrong,
             estimate=estimate,
             low=low,
-            high=min(1.0, (high if hits else 1.0) / (1 - self._judge_miss)),
+            high=high,
             good=learned.good,
             bad=learned.bad,
         )

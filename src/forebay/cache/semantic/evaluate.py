@@ -15,7 +15,7 @@ import msgspec
 
 from forebay.cache.semantic.deciding import Candidate, Decider, Vector, Verifier
 from forebay.cache.semantic.guard import compare
-from forebay.cache.semantic.judge import MISS
+from forebay.cache.semantic.judge import reckoned
 from forebay.cache.semantic.pairs import Pair
 from forebay.config.cache import Semantic
 
@@ -67,7 +67,7 @@ def decide_all(
     pairs: Sequence[Pair], rules: Semantic, embedder: str, verifier: Verifier, encode: Encode
 ) -> list[Decided]:
     """`encode`: texts to rows of length 1."""
-    decider = Decider(rules, embedder, verifier, compare, MISS)
+    decider = Decider(rules, embedder, verifier, compare, reckoned(embedder))
     texts = list(dict.fromkeys(text for p in pairs for text in (p.a, p.b)))
     vectors: dict[str, Vector] = {}
     for i in range(0, len(texts), 64):

@@ -20,7 +20,7 @@ from forebay.cache.semantic.deciding import Verdict
 from forebay.cache.semantic.pairs import Pair
 from forebay.cache.semantic.verifier import FORMAT, RUNGS, Fitted, Passed
 
-__all__ = ["FitError", "Measured", "Read", "fit", "measure", "prepare"]
+__all__ = ["FitError", "Measured", "Read", "fit", "measure", "prepare", "train"]
 
 FOLDS: Final = 5
 STEPS: Final = 30
@@ -103,9 +103,9 @@ def fit(read: Read, embedder: str, features: Sequence[str]) -> Fitted:
     for i in range(FOLDS):
         inside, outside = chosen & (fold != i), fold == i
         if outside.any() and inside.any():
-            part = _train(read.x[inside], read.same[inside], _weights(read, inside), signs)
+            part = train(read.x[inside], read.same[inside], _weights(read, inside), signs)
             scores[outside] = _scores(part, read.x[outside])
-    trained = _train(read.x[chosen], read.same[chosen], _weights(read, chosen), signs)
+    trained = train(read.x[chosen], read.same[chosen], _weights(read, chosen), signs)
     passed: dict[str, list[Passed]] = {}
     for m in measure(read, scores, RUNGS):
         passed.setdefault(m.language, []).append(Passed(m.threshold, round(m.same, 5), round(m.traps, 5)))
@@ -157,7 +157,9 @@ def _weights(read: Read, chosen: npt.NDArray[np.bool_]) -> Array:
     return total
 
 
-def _train(x: Array, same: npt.NDArray[np.bool_], weight: Array, signs: npt.NDArray[np.int_]) -> Array:
+def train(
+    x: Array, same: npt.NDArray[np.bool_], weight: Array, signs: npt.NDArray[np.int_], ridge: float = RIDGE
+) -> Array:
     """Weights of the features as they are; the bias last. `signs`: 1 and -1 for weights that may not be of the other
     sign: those that would be are left out, and the rest is fitted again."""
     mean, scale = x.mean(axis=0), x.std(axis=0)
@@ -166,7 +168,7 @@ def _train(x: Array, same: npt.NDArray[np.bool_], weight: Array, signs: npt.NDAr
     w = np.zeros(x.shape[1] + 1)
     while used.any():
         w[:-1] = 0.0
-        w[np.append(used, True)] = _newton(z[:, used], same, weight)
+        w[np.append(used, True)] = _newton(z[:, used], same, weight, ridge)
         astray = used & (w[:-1] * signs < 0)
         if not astray.any():
             break
@@ -175,9 +177,9 @@ def _train(x: Array, same: npt.NDArray[np.bool_], weight: Array, signs: npt.NDAr
     return np.append(own, w[-1] - float(own @ mean))
 
 
-def _newton(z: Array, same: npt.NDArray[np.bool_], weight: Array) -> Array:
+def _newton(z: Array, same: npt.NDArray[np.bool_], weight: Array, strength: float) -> Array:
     z = np.column_stack([z, np.ones(len(z))])
-    ridge = np.append(np.full(z.shape[1] - 1, RIDGE), 0.0)
+    ridge = np.append(np.full(z.shape[1] - 1, strength), 0.0)
     w = np.zeros(z.shape[1])
     for _ in range(STEPS):
         p = _logistic(z @ w)
