@@ -17,8 +17,8 @@ import pytest
 from admin_process import Admin
 from forebay.cli import usage as module
 from forebay.cli.main import run
-from forebay.cli.usage_page import html
-from forebay.cli.usage_view import amount, share
+from forebay.cli.usage_page import figures, html
+from forebay.cli.usage_view import amount, share, steps
 from forebay.config.models import Address, Config
 from forebay.ledger.entries import How
 from forebay.ledger.tokens import Tokens
@@ -176,6 +176,15 @@ def test_every_step_in_table_chart_and_page(
     assert last in table
 
 
+def test_a_span_that_begins_amid_an_hour_is_drawn_whole(ask: Ask) -> None:
+    span = ("--since", "2025-11-20T17:15", "--until", "2025-11-20T21:00", "--zone", "Asia/Kolkata", "--by", "hour")
+    found = from_json(json.loads(ask(*span, "--format", "json").out))
+    assert steps(found, "hour") == ["2025-11-20T17:15:00+05:30", "2025-11-20T18:00:00+05:30"]
+    drawn = {figure["id"]: figure["data"] for figure in figures(found)}["cost-time"]
+    assert [text for series in drawn for text in series["customdata"]] == ["0.00", "0.000000007"]
+    assert "0.000000007 ┤ █" in ask(*span, "--chart").out
+
+
 def test_a_page_that_asks_the_network_for_nothing(ask: Ask, tmp_path: Path) -> None:
     page = tmp_path / "usage.html"
     done = ask("--month", "2025-11", "--by", "day,department", "--html", str(page))
@@ -201,7 +210,7 @@ def test_focus(ask: Ask, tmp_path: Path) -> None:
     assert sum(Decimal(row["BilledCost"]) for row in rows) == Decimal(TOTAL).scaleb(-9)
     assert {row["ChargeCategory"] for row in rows} == {"Usage", "Adjustment"}
     assert "FOCUS 1.2, November 2025 (UTC)" in done.err
-    assert "1 attempts have no known price" in done.err
+    assert "1 attempt has no known price: its row has the BilledCost 0 and says so" in done.err
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,12 @@ def test_what_is_seldom_counted_is_not_lost_where_it_is_rare(database: Database)
         ("Asia/Shanghai", Step.WEEK, "2026-11-27T00:00", "2026-12-08T00:00", [72, 168, 24]),
         ("Asia/Kathmandu", Step.HOUR, "2026-01-01T00:30", "2026-01-01T02:00", [0.5, 1]),
         ("Europe/Berlin", Step.HOUR, "2026-03-29T01:00", "2026-03-29T04:00", [1, 1]),
+        ("Europe/Berlin", Step.HOUR, "2026-10-25T01:00", "2026-10-25T04:00", [1, 1, 1, 1]),
+        ("Australia/Lord_Howe", Step.HOUR, "2026-04-05T01:00", "2026-04-05T03:00", [1, 0.5, 1]),  # back by half an hour
+        ("Australia/Lord_Howe", Step.HOUR, "2026-10-04T01:00", "2026-10-04T04:00", [1, 0.5, 1]),  # forth
+        ("Asia/Kolkata", Step.DAY, "2027-12-31T00:00", "2028-01-02T00:00", [24, 24]),  # a year's end
+        ("Asia/Kolkata", Step.HOUR, "2026-12-31T23:30", "2027-01-01T01:00", [0.5, 1]),
+        ("Pacific/Apia", Step.DAY, "2011-12-29T00:00", "2012-01-01T00:00", [24, 24]),  # without a 30th
     ],
 )
 def test_steps_are_the_zones(zone: str, step: Step, since: str, until: str, hours: list[float]) -> None:

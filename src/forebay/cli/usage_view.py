@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
@@ -14,6 +13,7 @@ from zoneinfo import ZoneInfo
 from forebay.errors import shown as printable
 from forebay.ledger.asked import LABEL, TIMES
 from forebay.ledger.money import NANO
+from forebay.ledger.steps import Step, edges
 from forebay.ledger.usage import Line, Report, moment
 
 if TYPE_CHECKING:
@@ -250,26 +250,17 @@ def _print_over_time(
 def steps(report: Report, step: str) -> list[str]:
     """Each step from the first line's to the last one's, as lines name them; the newest MOST_STEPS."""
     at = report.by.index(step)
-    known = []
-    for line in report.lines:
-        with suppress(ValueError):  # "(7 others)"
-            known.append(datetime.fromisoformat(line.of[at]).timestamp())
-    if not known:
-        return []
-    zone, when, last = ZoneInfo(report.zone), min(known), max(known)
+    known = {line.of[at] for line in report.lines}
+    begin = report.since
     found: deque[str] = deque(maxlen=MOST_STEPS)
-    while when <= last:
-        found.append(moment(when, report.zone))
-        local = datetime.fromtimestamp(when, zone).replace(hour=0, minute=0, second=0, fold=0)
-        if step == "hour":
-            when += 3_600
-        elif step == "day":
-            when = (local + timedelta(days=1)).timestamp()
-        elif step == "week":
-            when = (local + timedelta(days=7 - local.weekday())).timestamp()
-        else:
-            when = (local.replace(day=1) + timedelta(days=32)).replace(day=1).timestamp()
-    return list(found)
+    last = 0
+    for end in edges(report.since, report.until, Step(step), ZoneInfo(report.zone)):
+        name = moment(begin, report.zone)
+        if found or name in known:
+            found.append(name)
+            last = 0 if name in known else last + 1
+        begin = end
+    return list(found)[: len(found) - last]
 
 
 def squeezed(values: Sequence[int], most: int) -> list[int]:
