@@ -122,13 +122,21 @@ def test_whatever_is_asked_by_comes_to_the_same(database: Database, zone: str, s
         adjusted = seq % 5 == 0
         if adjusted:
             records.append(Adjusted(1_000 + seq, at, seq, -1, "less"))
-        said = {"project": PROJECTS[n - 1], "key": f"k{n}", "model": model, "tier": "", "end_user": end_user}
+        said = {"project": PROJECTS[n - 1], "key": f"k{n}", "model": model, "tier": "", "end_user": end_user,
+                "engine": "e", "how": "exact", "outcome": "ok" if seq % 2 else "engine_cut"}  # fmt: skip
         plain.append((at, said | {"label:team": team, "department": "dep"}, (seq, -adjusted, seq % 2)))
     fill(database, records)
     since, until = APRIL - 4.95 * DAY, APRIL - 4.1 * DAY
     for by in ((), ("project",), ("key", "project"), ("model",), ("project", "tier", "model"), ("key", "model"),
-               ("end_user",), ("label:team", "model")):  # fmt: skip
-        for where in ({}, {"department": ("dep",)}, {"model": ("m",)}, {"key": ("k2", "k3")}, {"label:team": ("x",)}):
+               ("end_user",), ("label:team", "model"), ("engine", "outcome"), ("how", "project")):  # fmt: skip
+        for where in (
+            {},
+            {"department": ("dep",)},
+            {"model": ("m",)},
+            {"outcome": ("ok",)},
+            {"key": ("k2", "k3")},
+            {"label:team": ("x",)},
+        ):
             query = Query(since, until, by=by, step=step, zone=zone, where=where)
             expected: dict[tuple[float, tuple[str, ...]], tuple[int, ...]] = {}
             for begin, end in spans(query):

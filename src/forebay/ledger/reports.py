@@ -44,6 +44,7 @@ from forebay.ledger.schema import (
     GRAINS,
     HOUR,
     HOWS,
+    SERVICE,
     SHAPE,
     SUMS,
     USE,
@@ -54,6 +55,8 @@ from forebay.ledger.schema import (
     dimensions,
     entries,
     rollups,
+    service_rollups,
+    services,
     use_labels,
     use_rollups,
     uses,
@@ -152,7 +155,7 @@ class _Cube:
     table: Table
     grains: tuple[int, ...]
     of: Table | None = None
-    """What `of_id` names; None: `dimension_id`, `how` and `outcome` say what a row is of."""
+    """What `of_id` names; None: there is a `dimension_id`."""
     names: frozenset[str] = frozenset()
     labels: Table | None = None
     """Of the rows of `of`."""
@@ -164,10 +167,13 @@ class _Cube:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return ("dimension_id", "how", "outcome") if self.of is None else ("of_id",)
+        """What says what a row is of."""
+        of = "dimension_id" if self.of is None else "of_id"
+        return (of, "how", "outcome") if "how" in self.table.c else (of,)
 
 
 _CUBES: Final = (
+    _Cube(service_rollups, COARSE, services, frozenset((*SERVICE, "how", "outcome"))),
     _Cube(account_rollups, COARSE, accounts, frozenset(ACCOUNT)),
     _Cube(use_rollups, COARSE, uses, frozenset(USE), use_labels),
     _Cube(rollups, GRAINS),
@@ -406,8 +412,9 @@ def _statements(
         if cube.of is None:
             yield _summed(source, *_named(source, names), part, counts, query)
         else:
+            columns: dict[str, ColumnElement[Any]] = {n: source.c[n] for n in cube.keys if n in names}
+            columns |= {n: cube.of.c[n] for n in names if n in cube.of.c}
             joined = source.join(cube.of, cube.of.c.id == source.c.of_id) if names else source
-            columns: dict[str, ColumnElement[Any]] = {n: cube.of.c[n] for n in names if n in cube.names}
             if cube.labels is not None:
                 joined = _labelled(joined, cube.labels, source.c.of_id, names, columns)
             yield _summed(source, joined, columns, part, counts, query)
