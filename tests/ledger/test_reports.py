@@ -171,6 +171,14 @@ def test_what_is_seldom_counted_is_not_lost_where_it_is_rare(database: Database)
     assert sum(r.exact for r in rows) == 10
 
 
+@pytest.mark.parametrize("by", [(), ("department",), ("project", "model"), ("key", "model")])
+def test_corrections_that_cancel_are_seen_in_their_hours(database: Database, by: tuple[str, ...]) -> None:
+    attempts = [r for seq in (1, 2) for r in attempt(seq, APRIL + seq * 40_000, 100)]
+    fill(database, [*attempts, Adjusted(3, APRIL, 1, 70, "up"), Adjusted(4, APRIL, 2, -70, "down")])
+    rows = asked(database, Query(APRIL, APRIL + 6 * DAY, by=by, step=Step.HOUR))
+    assert [(r.cost, r.adjusted, r.corrections) for r in rows] == [(100, 70, 1), (100, -70, 1)]
+
+
 @pytest.mark.parametrize(
     ("zone", "step", "since", "until", "hours"),
     [
