@@ -25,11 +25,13 @@ from forebay.ledger.schema import (
     DAY,
     GRAINS,
     HOWS,
+    SERVICE,
     USE,
     account_rollups,
     entries,
     journals,
     rollups,
+    service_rollups,
     use_rollups,
 )
 from forebay.ledger.steps import Step
@@ -92,13 +94,15 @@ QUERIES: Final = {
     "by model, each hour of Kolkata": _kolkata(_month("model", step=_HOUR)),
     "by department, each hour of Kolkata": _kolkata(_month("department", step=_HOUR)),
     "by project, each hour of Kolkata": _kolkata(_month("project", step=_HOUR)),
+    "by engine, each day of Kolkata": _kolkata(_month("engine", step=_DAY)),
+    "by engine, each hour of Kolkata": _kolkata(_month("engine", step=_HOUR)),
+    "by model and outcome, each hour of Kolkata": _kolkata(_month("model", "outcome", step=_HOUR)),
     "by user of a department, each hour of Kolkata": _kolkata(_month("user", step=_HOUR, department="department 7")),
     "one day as FOCUS, each hour": Query(SINCE + 9 * DAY, SINCE + 10 * DAY, by=(*NEEDS, "label:team"), step=_HOUR),
     "from 09:13:07 to 17:41:53, by user": Query(SINCE + 33_187, UNTIL - 22_687, by=("user",)),
 }
 BEYOND: Final = {
-    "by engine, each day of Kolkata": _kolkata(_month("engine", step=_DAY)),
-    "by engine, each hour of Kolkata": _kolkata(_month("engine", step=_HOUR)),
+    "by key and model, each hour of Kolkata": _kolkata(_month("key", "model", step=_HOUR)),
     "by end user": _month("end_user"),
     "by end user, each day": _month("end_user", step=_DAY),
 }
@@ -106,10 +110,11 @@ BEYOND: Final = {
 
 
 def told_apart_by_few(query: Query) -> bool:
-    """Whether sums by account or by use tell what a report is by: then it takes no longer where there are many end
-    users."""
-    names = {name for name in (*query.by, *query.where) if not name.startswith("label:")}
-    return names.issubset(USE) or {*query.by, *query.where}.issubset(ACCOUNT)
+    """Whether sums by account, use or service tell what a report is by: then it takes no longer where there are many
+    end users."""
+    names = {*query.by, *query.where}
+    unlabelled = {name for name in names if not name.startswith("label:")}
+    return unlabelled.issubset(USE) or names.issubset(ACCOUNT) or names.issubset((*SERVICE, "how", "outcome"))
 
 
 def fill(database: Database, count: int, users: int = 0) -> None:
@@ -207,6 +212,7 @@ def _sum_up(connection: Connection) -> None:
     _sum_into(connection, rollups, GRAINS, ("dimension_id", "how", "outcome"), "entries", sums)
     _sum_into(connection, account_rollups, COARSE, ("account_id",), entry, settled)
     _sum_into(connection, use_rollups, COARSE, ("use_id",), entry, settled)
+    _sum_into(connection, service_rollups, COARSE, ("service_id", "how", "outcome"), entry, sums)
 
 
 def _sum_into(
@@ -239,7 +245,7 @@ def measure(folder: Path, url: str, count: int, users: int, say: Callable[[str],
             truth = connection.execute(select(func.count(), func.sum(entries.c.cost), func.sum(entries.c.output))).one()
             rolled = {
                 table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
-                for table in (rollups, account_rollups, use_rollups)
+                for table in (rollups, account_rollups, use_rollups, service_rollups)
             }
     finally:
         database.close()

@@ -9,6 +9,7 @@ import json
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import pytest
 
 from forebay.admin.payloads import Answer, Fate, masked, post_of, signature, verdict
@@ -125,6 +126,12 @@ def test_dingtalk_is_signed_in_the_query() -> None:
         ("feishu", answer(200, {"StatusCode": 0, "StatusMessage": "success"}), Fate.DELIVERED),
         ("feishu", answer(200, {"code": 19021, "msg": "sign match fail"}), Fate.REFUSED),
         ("feishu", answer(200, {"code": 11232, "msg": "frequency limited"}), Fate.AGAIN),
+        ("feishu", answer(400, {"code": 9499, "msg": "too many request", "data": {}}), Fate.AGAIN),
+        ("feishu", answer(400, {"code": 11232, "msg": "frequency limited"}), Fate.AGAIN),
+        ("feishu", answer(400, {"code": 9499, "msg": "Bad Request", "data": {}}), Fate.REFUSED),
+        ("feishu", answer(200, {"code": 9499, "msg": "Bad Request", "data": {}}), Fate.REFUSED),
+        ("feishu", answer(400, b"<html>"), Fate.REFUSED),
+        ("feishu", answer(400, {"code": 0}), Fate.REFUSED),
         ("feishu", answer(200, b"<html>"), Fate.AGAIN),
         ("feishu", answer(200, [1]), Fate.AGAIN),
         ("dingtalk", answer(200, {"errcode": 0, "errmsg": "ok"}), Fate.DELIVERED),
@@ -137,6 +144,28 @@ def test_what_an_answer_means(kind: str, got: Answer, fate: Fate) -> None:
     found = verdict(receiver(kind), got)
     assert found.fate is fate
     assert found.said.startswith(str(got.status))
+
+
+def test_dingtalk_is_left_alone_for_as_long_as_it_takes_nothing() -> None:
+    assert verdict(receiver("dingtalk"), answer(200, {"errcode": 130101, "errmsg": "send too fast"})).after == 600
+    assert verdict(receiver("dingtalk"), answer(200, {"errcode": -1, "errmsg": "system busy"})).after is None
+
+
+@pytest.mark.parametrize("char", ["x", "团", "🤖", '"', "\x1f", "\ud800"])
+@pytest.mark.parametrize("kind", ["slack", "feishu", "dingtalk"])
+def test_a_message_is_never_longer_than_its_receiver_takes(kind: str, char: str) -> None:
+    long = msgspec.structs.replace(ALERT, title=char * 4_000, text="It says: " + char * 9_000)
+    body = post_of(receiver(kind, **({} if kind == "slack" else {"secret": "robot-secret"})), long, NOW).body
+    assert len(body) <= 20_000
+    found = json.loads(body)
+    text = {
+        "slack": lambda: found["blocks"][1]["text"]["text"],
+        "feishu": lambda: found["card"]["elements"][0]["text"]["content"],
+        "dingtalk": lambda: found["text"]["content"].partition("\n")[2],
+    }[kind]()
+    assert text.startswith("It says: ")
+    assert text.endswith("…")
+    assert 1_000 < len(text) <= 3_000
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("7", 7.0), ("0", 0.0), ("soon", None), ("-1", None), ("9" * 12, None)])

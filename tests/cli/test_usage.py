@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import tempfile
@@ -13,12 +14,14 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
 from admin_process import Admin
 from forebay.cli import usage as module
 from forebay.cli.main import run
-from forebay.cli.usage_page import html
-from forebay.cli.usage_view import amount, share
+from forebay.cli.usage_page import figures, html
+from forebay.cli.usage_view import amount, print_table, share, steps
 from forebay.config.models import Address, Config
 from forebay.ledger.entries import How
 from forebay.ledger.tokens import Tokens
@@ -96,6 +99,24 @@ def test_a_table_that_adds_up(ask: Ask) -> None:
     assert "November 2025 (UTC), by department" in done.err
 
 
+@pytest.mark.parametrize("width", [200, 100, 80, 60, 40])
+def test_no_terminal_is_too_narrow_for_names_and_amounts(ask: Ask, width: int) -> None:
+    span = ("--month", "2025-11", "--by", "department,model,key")
+    found = from_json(json.loads(ask(*span, "--format", "json").out))
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
+    print_table(found, console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    head, *lines = said.splitlines()
+    assert head.split()[:3] == ["department", "model", "key"]
+    assert head.split()[-2:] == ["total", "USD"]
+    assert "…" not in said
+    totals = [line.split()[-1] for line in lines if re.search(r"\d\.\d{9}$", line)]
+    assert sum(map(Decimal, totals[:-1])) == Decimal(totals[-1]) == Decimal(TOTAL).scaleb(-9)
+    assert console.width == width
+    if width >= 80:
+        assert max(map(cell_len, said.splitlines())) <= width
+
+
 def test_month_may_stand_alone_before_another_option_and_last(ask: Ask) -> None:
     first, last = ask("--month", "--by", "department"), ask("--by", "department", "--month")
     assert (first.code, last.code) == (0, 0)
@@ -157,7 +178,7 @@ def test_charts(ask: Ask) -> None:
     [
         ("hour", "2025-11-02 12:00", "2025-11-20 13:00", None),
         ("day", "Sun 2025-11-02", "Thu 2025-11-20", 19),
-        ("week", "week of 2025-10-27", "week of 2025-11-17", 4),
+        ("week", "week 44 from 2025-10-27", "week 47 from 2025-11-17", 4),
         ("month", "Nov 2025", "Nov 2025", 1),
     ],
 )
@@ -174,6 +195,15 @@ def test_every_step_in_table_chart_and_page(
     assert count is None or [len(column) for column in columns] == [count] * 8
     assert first in table
     assert last in table
+
+
+def test_a_span_that_begins_amid_an_hour_is_drawn_whole(ask: Ask) -> None:
+    span = ("--since", "2025-11-20T17:15", "--until", "2025-11-20T21:00", "--zone", "Asia/Kolkata", "--by", "hour")
+    found = from_json(json.loads(ask(*span, "--format", "json").out))
+    assert steps(found, "hour") == ["2025-11-20T17:15:00+05:30", "2025-11-20T18:00:00+05:30"]
+    drawn = {figure["id"]: figure["data"] for figure in figures(found)}["cost-time"]
+    assert [text for series in drawn for text in series["customdata"]] == ["0.00", "0.000000007"]
+    assert "0.000000007 ┤ █" in ask(*span, "--chart").out
 
 
 def test_a_page_that_asks_the_network_for_nothing(ask: Ask, tmp_path: Path) -> None:
@@ -201,7 +231,7 @@ def test_focus(ask: Ask, tmp_path: Path) -> None:
     assert sum(Decimal(row["BilledCost"]) for row in rows) == Decimal(TOTAL).scaleb(-9)
     assert {row["ChargeCategory"] for row in rows} == {"Usage", "Adjustment"}
     assert "FOCUS 1.2, November 2025 (UTC)" in done.err
-    assert "1 attempts have no known price" in done.err
+    assert "1 attempt has no known price: its row has the BilledCost 0 and says so" in done.err
 
 
 @pytest.mark.parametrize(

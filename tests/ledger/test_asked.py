@@ -80,6 +80,8 @@ def test_today_is_the_zone_s() -> None:
 def test_conditions_of_one_dimension_are_kept_beside_one_another() -> None:
     found = ask(where=["department=a=b", "department= research ", "key=", "label:team=x"])
     assert found.where == (("department", "a=b"), ("department", "research"), ("key", ""), ("label:team", "x"))
+    assert ask(where=["how=", "class=low"]).where == (("how", ""), ("class", "low"))
+    assert ask(day="2028-02-29").until - ask(day="2028-02-29").since == 86_400
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,14 @@ def test_conditions_of_one_dimension_are_kept_beside_one_another() -> None:
         ({"by": "organisation,department,project,user,key,model,served,engine,tier"}, "by", "at most 8"),
         ({"where": "department"}, "where", "is written department=research"),
         ({"where": "day=2026-11-01"}, "where", "since and until"),
-        ({"month": "2026-13"}, "month", "is written 2026-11, this or last"),
+        ({"where": "how=Exact"}, "where", "how is one of exact, estimated, unpriced, cache, not 'Exact'"),
+        ({"where": "class=high"}, "where", "class is one of vip, normal, low, not 'high'"),
+        ({"month": "2026-13"}, "month", "there is no 2026-13"),
+        ({"month": "1950-01"}, "month", "between the years 1970 and 2200"),
         ({"month": "november"}, "month", "'november'"),
-        ({"day": "2026-02-29"}, "day", "is written 2026-11-30"),
+        ({"day": "2026-02-29"}, "day", "there is no 2026-02-29"),
+        ({"day": "29 February"}, "day", "is written 2026-11-30"),
+        ({"since": "2026-02-29T12:00+01:00"}, "since", "there is no 2026-02-29T12:00+01:00"),
         ({"day": "today", "month": "this"}, "day", "beside month"),
         ({"day": "today", "since": "7d"}, "day", "beside since or until"),
         ({"since": "soon"}, "since", "a time ago like 7d"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from datetime import datetime
+import re
+from datetime import datetime, timedelta
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -155,9 +157,17 @@ NULLABLE = {"BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQu
 BY = ("day", *NEEDS, "label:team", "end_user")
 
 
-def focus(*lines: Line, by: tuple[str, ...] = BY, zone: str = "UTC") -> list[dict[str, str]]:
+def focus(
+    *lines: Line, by: tuple[str, ...] = BY, zone: str = "UTC", since: str = "", until: str = ""
+) -> list[dict[str, str]]:
+    """`since`, `until`: of the zone; November 2026 in UTC where left out."""
+    found = report(*lines, by=by, zone=zone)
+    for field, text in (("since", since), ("until", until)):
+        if text:
+            when = datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone))
+            found = msgspec.structs.replace(found, **{field: when.timestamp()})
     file = io.StringIO(newline="")
-    write_focus(report(*lines, by=by, zone=zone), file)
+    write_focus(found, file)
     return rows(file.getvalue())
 
 
@@ -190,19 +200,61 @@ def test_focus_has_the_mandatory_columns_and_fills_those_that_may_not_be_null() 
 
 
 def test_focus_periods_are_the_zone_s_said_in_utc() -> None:
-    (row,) = focus(used("2026-10-25T00:00:00+02:00"), zone="Europe/Berlin")
+    (row,) = focus(used("2026-10-25T00:00:00+02:00"), zone="Europe/Berlin", since="2026-10-01", until="2026-11-01")
     assert (row["ChargePeriodStart"], row["ChargePeriodEnd"]) == ("2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z")
     assert (row["BillingPeriodStart"], row["BillingPeriodEnd"]) == ("2026-09-30T22:00:00Z", "2026-10-31T23:00:00Z")
 
 
 def test_a_first_step_that_began_before_and_a_last_that_goes_on_are_cut() -> None:
     by = ("hour", *BY[1:])
-    (first,) = focus(used("2026-11-05T06:40:00Z", step="hour"), by=by)
+    (first,) = focus(used("2026-11-05T06:40:00Z", step="hour"), by=by, since="2026-11-05T06:40")
     assert (first["ChargePeriodStart"], first["ChargePeriodEnd"]) == ("2026-11-05T06:40:00Z", "2026-11-05T07:00:00Z")
-    until = datetime.fromisoformat("2026-11-05T12:30:00Z").timestamp()
-    file = io.StringIO(newline="")
-    write_focus(msgspec.structs.replace(report(used(), by=BY), until=until), file)
-    assert rows(file.getvalue())[0]["ChargePeriodEnd"] == "2026-11-05T12:30:00Z"
+    (last,) = focus(used(), until="2026-11-05T12:30")
+    assert last["ChargePeriodEnd"] == "2026-11-05T12:30:00Z"
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "start", "end"),
+    [
+        ("Asia/Kolkata", "2026-11-05T09:00:00+05:30", "2026-11-05T03:30:00Z", "2026-11-05T04:30:00Z"),
+        ("Europe/Berlin", "2026-10-25T02:00:00+01:00", "2026-10-25T01:00:00Z", "2026-10-25T02:00:00Z"),
+        ("Australia/Lord_Howe", "2026-04-05T01:30:00+10:30", "2026-04-04T15:00:00Z", "2026-04-04T15:30:00Z"),
+        ("Asia/Kathmandu", "2026-12-31T23:00:00+05:45", "2026-12-31T17:15:00Z", "2026-12-31T18:15:00Z"),
+    ],
+)
+def test_focus_by_hours_of_any_zone(zone: str, day: str, start: str, end: str) -> None:
+    first = datetime.fromisoformat(day).replace(tzinfo=None, day=1, hour=0, minute=0)
+    month = {"since": first.isoformat(), "until": (first.replace(day=28) + timedelta(days=4)).date().isoformat()}
+    (row,) = focus(used(day, step="hour"), by=("hour", *BY[1:]), zone=zone, **month)
+    assert (row["ChargePeriodStart"], row["ChargePeriodEnd"]) == (start, end)
+    assert row["BillingPeriodStart"] <= start < end <= row["BillingPeriodEnd"]
+
+
+USAGE_HAS = ("SkuId", "SkuPriceId", "SkuMeter", "PricingCategory", "PricingQuantity", "PricingUnit", "ConsumedQuantity")
+"""What FOCUS wants of every row of usage that is no correction, where the column is there."""
+
+
+def test_focus_of_what_has_no_model_no_engine_no_organisation() -> None:
+    nobody = dict.fromkeys(("organisation", "department", "project", "user", "model", "served", "engine"), "")
+    (row,) = focus(used(**nobody))
+    assert [column for column in (*USAGE_HAS, *MANDATORY) if not row[column] and column != "ChargeClass"] == []
+    assert {row[column] for column in ("ResourceId", "ResourceName", "ResourceType")} == {""}
+    assert {row[column] for column in ("SubAccountId", "SubAccountName", "SubAccountType")} == {""}
+
+
+def test_focus_keeps_its_rules_about_what_may_be_null() -> None:
+    usage, adjustment = focus(msgspec.structs.replace(used(), adjusted=-4_000))
+    assert all(usage[column] for column in USAGE_HAS)
+    assert (usage["ResourceId"], usage["ResourceName"], usage["ResourceType"]) == ("e1", "", "Engine")  # no duplicate
+    assert [adjustment[name] for name in ("ConsumedQuantity", "ConsumedUnit", "PricingQuantity", "PricingUnit")] == [
+        "", "", "", ""
+    ]  # fmt: skip
+    for row in (usage, adjustment):
+        assert row["BilledCost"] == row["ContractedCost"] == row["ListCost"] == row["EffectiveCost"]  # no unit prices
+        assert (row["ServiceCategory"], row["ServiceSubcategory"]) == ("AI and Machine Learning", "Generative AI")
+        assert row["ChargeFrequency"] in ("One-Time", "Recurring", "Usage-Based")
+        assert re.fullmatch(r"-?\d+(\.\d+)?", row["BilledCost"])
+        assert all(isinstance(value, str) for value in json.loads(row["Tags"]).values())
 
 
 def test_an_adjustment_is_a_row_of_its_own_and_all_rows_come_to_the_total() -> None:

@@ -122,13 +122,21 @@ def test_whatever_is_asked_by_comes_to_the_same(database: Database, zone: str, s
         adjusted = seq % 5 == 0
         if adjusted:
             records.append(Adjusted(1_000 + seq, at, seq, -1, "less"))
-        said = {"project": PROJECTS[n - 1], "key": f"k{n}", "model": model, "tier": "", "end_user": end_user}
+        said = {"project": PROJECTS[n - 1], "key": f"k{n}", "model": model, "tier": "", "end_user": end_user,
+                "engine": "e", "how": "exact", "outcome": "ok" if seq % 2 else "engine_cut"}  # fmt: skip
         plain.append((at, said | {"label:team": team, "department": "dep"}, (seq, -adjusted, seq % 2)))
     fill(database, records)
     since, until = APRIL - 4.95 * DAY, APRIL - 4.1 * DAY
     for by in ((), ("project",), ("key", "project"), ("model",), ("project", "tier", "model"), ("key", "model"),
-               ("end_user",), ("label:team", "model")):  # fmt: skip
-        for where in ({}, {"department": ("dep",)}, {"model": ("m",)}, {"key": ("k2", "k3")}, {"label:team": ("x",)}):
+               ("end_user",), ("label:team", "model"), ("engine", "outcome"), ("how", "project")):  # fmt: skip
+        for where in (
+            {},
+            {"department": ("dep",)},
+            {"model": ("m",)},
+            {"outcome": ("ok",)},
+            {"key": ("k2", "k3")},
+            {"label:team": ("x",)},
+        ):
             query = Query(since, until, by=by, step=step, zone=zone, where=where)
             expected: dict[tuple[float, tuple[str, ...]], tuple[int, ...]] = {}
             for begin, end in spans(query):
@@ -163,6 +171,14 @@ def test_what_is_seldom_counted_is_not_lost_where_it_is_rare(database: Database)
     assert sum(r.exact for r in rows) == 10
 
 
+@pytest.mark.parametrize("by", [(), ("department",), ("project", "model"), ("key", "model")])
+def test_corrections_that_cancel_are_seen_in_their_hours(database: Database, by: tuple[str, ...]) -> None:
+    attempts = [r for seq in (1, 2) for r in attempt(seq, APRIL + seq * 40_000, 100)]
+    fill(database, [*attempts, Adjusted(3, APRIL, 1, 70, "up"), Adjusted(4, APRIL, 2, -70, "down")])
+    rows = asked(database, Query(APRIL, APRIL + 6 * DAY, by=by, step=Step.HOUR))
+    assert [(r.cost, r.adjusted, r.corrections) for r in rows] == [(100, 70, 1), (100, -70, 1)]
+
+
 @pytest.mark.parametrize(
     ("zone", "step", "since", "until", "hours"),
     [
@@ -174,6 +190,12 @@ def test_what_is_seldom_counted_is_not_lost_where_it_is_rare(database: Database)
         ("Asia/Shanghai", Step.WEEK, "2026-11-27T00:00", "2026-12-08T00:00", [72, 168, 24]),
         ("Asia/Kathmandu", Step.HOUR, "2026-01-01T00:30", "2026-01-01T02:00", [0.5, 1]),
         ("Europe/Berlin", Step.HOUR, "2026-03-29T01:00", "2026-03-29T04:00", [1, 1]),
+        ("Europe/Berlin", Step.HOUR, "2026-10-25T01:00", "2026-10-25T04:00", [1, 1, 1, 1]),
+        ("Australia/Lord_Howe", Step.HOUR, "2026-04-05T01:00", "2026-04-05T03:00", [1, 0.5, 1]),  # back by half an hour
+        ("Australia/Lord_Howe", Step.HOUR, "2026-10-04T01:00", "2026-10-04T04:00", [1, 0.5, 1]),  # forth
+        ("Asia/Kolkata", Step.DAY, "2027-12-31T00:00", "2028-01-02T00:00", [24, 24]),  # a year's end
+        ("Asia/Kolkata", Step.HOUR, "2026-12-31T23:30", "2027-01-01T01:00", [0.5, 1]),
+        ("Pacific/Apia", Step.DAY, "2011-12-29T00:00", "2012-01-01T00:00", [24, 24]),  # without a 30th
     ],
 )
 def test_steps_are_the_zones(zone: str, step: Step, since: str, until: str, hours: list[float]) -> None:

@@ -18,7 +18,7 @@ from forebay.ledger.entries import Adjusted
 from forebay.ledger.intake import Intake
 from forebay.ledger.pricelists import Scale
 from forebay.ledger.pricing import Price
-from forebay.ledger.schema import account_rollups, rollups, use_rollups, uses
+from forebay.ledger.schema import account_rollups, rollups, service_rollups, services, use_rollups, uses
 from forebay.ledger.verify import verify
 from journals import committed, on_a_loop, opened, reservation, settlement
 
@@ -70,7 +70,8 @@ def test_books_that_are_right(books: Database, tmp_path: Path) -> None:
 def test_sums_are_made_for_books_from_before_there_were_these(books: Database, tmp_path: Path) -> None:
     def sums() -> list[tuple[Any, ...]]:
         with books.read() as connection:
-            found = [connection.execute(select(table)).all() for table in (account_rollups, use_rollups, uses)]
+            tables = (account_rollups, use_rollups, uses, service_rollups, services)
+            found = [connection.execute(select(table)).all() for table in tables]
         return [tuple(row) for rows in found for row in rows]
 
     kept = sums()
@@ -102,7 +103,17 @@ def test_sums_are_made_for_books_from_before_there_were_these(books: Database, t
             "15 min from 2023-11-14 22:15 UTC, account 1: the",
         ),
         ("UPDATE use_rollups SET exact = 31 WHERE grain = 3600", "1 h from 2023-11-14 22:00 UTC, use 1: the sum lacks"),
+        (
+            "UPDATE service_rollups SET output = 0 WHERE grain = 900",
+            "15 min from 2023-11-14 22:15 UTC, service 1, exact ok: the sum lacks output +600",
+        ),
+        (
+            "UPDATE service_rollups SET adjusted = 0 WHERE grain = 3600",
+            "service 1, exact ok: the sum lacks adjusted -5",
+        ),
+        ("DELETE FROM service_rollups WHERE grain = 86400", "24 h from 2023-11-14 00:00 UTC, service 1, exact ok"),
         ("UPDATE dimensions SET tier = 'other'", "dimension 1 counts to another use than it says"),
+        ("UPDATE dimensions SET service_id = NULL", "dimension 1 counts to another service than it says"),
         ("UPDATE adjustments SET adjusts = 77", "adjusts 77, which is not there"),
         ("UPDATE reservations SET seq = 4", "1/4 is open, and settled"),
         ("UPDATE prices SET price = '{}'", "cannot be read"),
@@ -136,7 +147,7 @@ def test_the_command_says_what_was_checked(tmp_path: Path, capsys: pytest.Captur
     spoil(database, "UPDATE entries SET cost = cost + 7 WHERE seq = 1")
     database.close()
     assert run([*command, "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["differences"] == 5
+    assert json.loads(capsys.readouterr().out)["differences"] == 6
 
 
 def test_the_command_reads_while_another_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,10 +160,12 @@ def _focus(report: Report, path: Path) -> None:
     unpriced = report.total.unpriced
     _say(f"{path} is written: FOCUS 1.2, {report.period} ({report.zone}).")
     if unpriced:
-        _say(
-            f"note: {unpriced:,} attempts have no known price: their rows have the BilledCost 0 and say so "
-            "(x_Settlement is unpriced)."
+        what = (
+            "1 attempt has no known price: its row has the BilledCost 0 and says so"
+            if unpriced == 1
+            else f"{unpriced:,} attempts have no known price: their rows have the BilledCost 0 and say so"
         )
+        _say(f"note: {what} (x_Settlement is unpriced).")
 
 
 # --- the two ways to the books ----------------------------------------------------------------------------------------

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
@@ -14,6 +13,7 @@ from zoneinfo import ZoneInfo
 from forebay.errors import shown as printable
 from forebay.ledger.asked import LABEL, TIMES
 from forebay.ledger.money import NANO
+from forebay.ledger.steps import Step, edges
 from forebay.ledger.usage import Line, Report, moment
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ HEIGHT: Final = 8
 MOST_STEPS: Final = 2_000
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _TIMES: Final = MappingProxyType(
-    {"hour": "%Y-%m-%d %H:%M", "day": "%a %Y-%m-%d", "week": "week of %Y-%m-%d", "month": "%b %Y"}
+    {"hour": "%Y-%m-%d %H:%M", "day": "%a %Y-%m-%d", "week": "week %V from %Y-%m-%d", "month": "%b %Y"}
 )
 
 
@@ -77,7 +77,8 @@ def digits_of(amounts: Sequence[int]) -> int:
 
 
 def print_table(report: Report, console: Console) -> None:
-    """Where it is too wide for the console, without what can be spared most."""
+    """Where it is too wide for the console, without what can be spared most; wider than it, rather than without a name
+    or with a part of an amount."""
     from rich.cells import cell_len
     from rich.table import Table
 
@@ -88,11 +89,12 @@ def print_table(report: Report, console: Console) -> None:
         (column, [column.head, *(column.write(line) for line in (*report.lines, total))])
         for column in _columns(report, total)
     ]
-    room = console.width - sum(wide) - 2 * (len(wide) - 1)
+    needed = _width(wide, [texts for _, texts in columns_])
     for spared in sorted({column.spared for column, _ in columns_} - {0}):
-        if sum(2 + max(map(cell_len, texts)) for _, texts in columns_) <= room:
+        if needed <= console.width:
             break
         columns_ = [(column, texts) for column, texts in columns_ if column.spared != spared]
+        needed = _width(wide, [texts for _, texts in columns_])
     table = Table(box=None, pad_edge=False, header_style="bold", show_footer=len(rows) != 1, footer_style="bold")
     for i, head in enumerate(heads):
         table.add_column(head, "total" if i == 0 else "", overflow="fold", min_width=wide[i])
@@ -100,7 +102,16 @@ def print_table(report: Report, console: Console) -> None:
         table.add_column(texts[0], texts[-1], justify="right", no_wrap=True)
     for of, *cells in zip(rows, *(texts[1:-1] for _, texts in columns_), strict=True):
         table.add_row(*of, *cells)
+    before, console.width = console.width, max(console.width, needed)
     console.print(table)
+    console.width = before
+
+
+def _width(names: Sequence[int], columns_: Sequence[Sequence[str]]) -> int:
+    """Cells of a table with names as wide as these, and these texts in its other columns."""
+    from rich.cells import cell_len
+
+    return sum(names) + 2 * (len(names) - 1) + sum(2 + max(map(cell_len, texts)) for texts in columns_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +140,8 @@ def _columns(report: Report, total: Line) -> list[_Column]:
         (total.estimated, _Column("estimated", lambda line: share(line.estimated, line.attempts), 5)),
         (total.unpriced, _Column("unpriced", lambda line: f"{line.unpriced:,}")),
         (total.avoided, _Column(f"avoided {currency}", lambda line: amount(line.avoided, avoided), 3)),
-        (True, _Column(f"cost {currency}", lambda line: _cost(line, line.cost, money))),
-        (adjusted, _Column(f"adjusted {currency}", lambda line: amount(line.adjusted, money))),
+        (True, _Column(f"cost {currency}", lambda line: _cost(line, line.cost, money), 7 if adjusted else 0)),
+        (adjusted, _Column(f"adjusted {currency}", lambda line: amount(line.adjusted, money), 7)),
         (adjusted, _Column(f"total {currency}", lambda line: _cost(line, line.total, money))),
     )
     return [column for wanted, column in found if wanted]
@@ -160,8 +171,8 @@ def remarks(report: Report) -> list[str]:
     found = list(report.notes)
     if total.unpriced:
         found.append(
-            f"{total.unpriced:,} attempt{'s have' if total.unpriced != 1 else ' has'} no known price: their tokens are "
-            "counted, their cost is not in the sums. `forebay usage --by served --where how=unpriced` names the models."
+            f"{total.unpriced:,} attempt{'s have' if total.unpriced != 1 else ' has'} no known price: tokens are "
+            "counted, the cost is not in the sums. `--by served --where how=unpriced` of that time names the models."
         )
     if total.estimated:
         part = share(total.estimated, total.attempts)
@@ -250,26 +261,17 @@ def _print_over_time(
 def steps(report: Report, step: str) -> list[str]:
     """Each step from the first line's to the last one's, as lines name them; the newest MOST_STEPS."""
     at = report.by.index(step)
-    known = []
-    for line in report.lines:
-        with suppress(ValueError):  # "(7 others)"
-            known.append(datetime.fromisoformat(line.of[at]).timestamp())
-    if not known:
-        return []
-    zone, when, last = ZoneInfo(report.zone), min(known), max(known)
+    known = {line.of[at] for line in report.lines}
+    begin = report.since
     found: deque[str] = deque(maxlen=MOST_STEPS)
-    while when <= last:
-        found.append(moment(when, report.zone))
-        local = datetime.fromtimestamp(when, zone).replace(hour=0, minute=0, second=0, fold=0)
-        if step == "hour":
-            when += 3_600
-        elif step == "day":
-            when = (local + timedelta(days=1)).timestamp()
-        elif step == "week":
-            when = (local + timedelta(days=7 - local.weekday())).timestamp()
-        else:
-            when = (local.replace(day=1) + timedelta(days=32)).replace(day=1).timestamp()
-    return list(found)
+    last = 0
+    for end in edges(report.since, report.until, Step(step), ZoneInfo(report.zone)):
+        name = moment(begin, report.zone)
+        if found or name in known:
+            found.append(name)
+            last = 0 if name in known else last + 1
+        begin = end
+    return list(found)[: len(found) - last]
 
 
 def squeezed(values: Sequence[int], most: int) -> list[int]:

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from forebay.config.section import Class
 from forebay.errors import shown
+from forebay.ledger.entries import How
 
 TIMES: Final = ("hour", "day", "week", "month")
 LEVELS: Final = ("organisation", "department", "project", "user", "key")
@@ -21,6 +24,10 @@ DIMENSIONS: Final = (
     *LEVELS, "key_name", "model", "served", "engine", "tier", "class", "route", *TIMES, "end_user", "how", "outcome",
 )  # fmt: skip
 """What rows may be of, beside `label:NAME`."""
+KNOWN: Final = MappingProxyType(
+    {"how": tuple(how.value for how in How), "class": tuple(class_.value for class_ in Class)}
+)
+"""Dimensions that have only these values, or none."""
 LABEL: Final = "label:"
 MOST_BY: Final = 8
 """Dimensions at once."""
@@ -28,6 +35,7 @@ PARAMETERS: Final = ("by", "where", "since", "until", "day", "month", "zone")
 _UNITS: Final = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _AGO: Final = re.compile(r"(\d{1,6})\s*([mhdw])")
 _MONTH: Final = re.compile(r"(\d{4})-(\d{1,2})")
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}(:\d{2}){0,2}([+-]\d{2}:\d{2}|Z)?)?$")
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC).timestamp(), datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 
 
@@ -106,7 +114,10 @@ def _condition(text: str) -> tuple[str, str]:
     dimension = _dimension("where", name)
     if dimension in TIMES:
         raise Wrong("where", f"a {dimension} is asked for with since and until, day or month")
-    return dimension, value.strip()
+    value = value.strip()
+    if value and dimension in KNOWN and value not in KNOWN[dimension]:
+        raise Wrong("where", f"{dimension} is one of {', '.join(KNOWN[dimension])}, not '{shown(value)}'")
+    return dimension, value
 
 
 def _period(given: Mapping[str, str | None], now: float, zone: tzinfo) -> tuple[float, float, str]:
@@ -137,7 +148,7 @@ def _day(text: str, now: float, zone: tzinfo) -> tuple[float, float, str]:
         try:
             start = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=zone)
         except ValueError:
-            raise Wrong("day", f"is written 2026-11-30, today or yesterday, not '{shown(text)}'") from None
+            raise _no_day("day", text, "is written 2026-11-30, today or yesterday") from None
     _bounded("day", start)
     end = start + timedelta(days=1)
     return start.timestamp(), end.timestamp(), start.strftime("%A, %-d %B %Y") + (", so far" if start == today else "")
@@ -151,8 +162,12 @@ def _month(text: str, now: float, zone: tzinfo) -> tuple[float, float, str]:
         start = _start_of_month(this - timedelta(days=1))
     else:
         found = _MONTH.fullmatch(text)
-        if found is None or not 1 <= int(found[2]) <= 12 or not 1970 <= int(found[1]) < 2200:
+        if found is None:
             raise Wrong("month", f"is written 2026-11, this or last, not '{shown(text)}'")
+        if not 1 <= int(found[2]) <= 12:
+            raise Wrong("month", f"there is no {text}")
+        if not 1970 <= int(found[1]) < 2200:
+            raise Wrong("month", "is between the years 1970 and 2200")
         start = datetime(int(found[1]), int(found[2]), 1, tzinfo=zone)
     end = _start_of_month(start + timedelta(days=32))
     return start.timestamp(), end.timestamp(), start.strftime("%B %Y") + (", so far" if start == this else "")
@@ -170,12 +185,19 @@ def _moment(field: str, text: str, now: float, zone: tzinfo) -> float:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise Wrong(
+        raise _no_day(
             field,
+            text,
             "is a date or time like 2026-11-01 or 2026-11-01T12:00+08:00, a time ago like 7d or 12h, today, yesterday "
-            f"or now; not '{shown(text)}'",
+            "or now",
         ) from None
     return _bounded(field, found if found.tzinfo is not None else found.replace(tzinfo=zone))
+
+
+def _no_day(field: str, text: str, form: str) -> Wrong:
+    if _DATE.match(text):  # 29 February, say
+        return Wrong(field, f"there is no {shown(text)}")
+    return Wrong(field, f"{form}; not '{shown(text)}'")
 
 
 def _bounded(field: str, when: datetime) -> float:

@@ -11,13 +11,15 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Final
 from zoneinfo import ZoneInfo
 
 from forebay.ledger.asked import LABEL, LEVELS, Wrong
 from forebay.ledger.exports import Writes, cell
+from forebay.ledger.steps import Step, edges
 from forebay.ledger.tokens import KINDS
-from forebay.ledger.usage import Line, Report, exact
+from forebay.ledger.usage import Line, Report, exact, moment
 
 VERSION: Final = "1.2"
 NEEDS: Final = (*LEVELS, "model", "served", "engine", "tier", "class", "route", "how")
@@ -37,6 +39,8 @@ CUSTOM: Final = (
 )  # fmt: skip
 _MAKER: Final = "Forebay"
 _STEPS: Final = ("hour", "day")
+_UNKNOWN: Final = "unknown"
+"""The SKU of usage whose model is not known: a journal lost what was reserved. Usage always has one."""
 _SETTLED: Final = {
     "exact": "as the engine counted",
     "estimated": "estimated from what was delivered",
@@ -54,54 +58,56 @@ def write_focus(report: Report, file: Writes) -> None:
         raise Wrong("by", f"an export as FOCUS is by hour or day and by {', '.join(NEEDS)} at least")
     table = csv.writer(file, lineterminator="\r\n")
     table.writerow([*COLUMNS, *CUSTOM])
+    periods = _periods(report, Step(step))
     for line in report.lines:
         of = dict(zip(report.by, line.of, strict=True))
-        for row in _rows(line, of, step, report):
+        for row in _rows(line, of, periods[of[step]], report):
             table.writerow([row[column] for column in (*COLUMNS, *CUSTOM)])
 
 
-def _rows(line: Line, of: Mapping[str, str], step: str, report: Report) -> Iterator[dict[str, str]]:
-    start = datetime.fromisoformat(of[step])
-    shared = _shared(of, start, step, report)
+def _periods(report: Report, step: Step) -> dict[str, tuple[float, float]]:
+    """Of each step, as lines name it."""
+    zone = ZoneInfo(report.zone)
+    ends = list(edges(report.since, report.until, step, zone))
+    return {moment(since, report.zone): (since, end) for since, end in pairwise((report.since, *ends))}
+
+
+def _rows(line: Line, of: Mapping[str, str], period: tuple[float, float], report: Report) -> Iterator[dict[str, str]]:
+    shared = _shared(of, *period, report)
     if line.attempts:
         yield shared | _usage(line, of)
     if line.adjusted:
         yield shared | _adjustment(line)
 
 
-def _shared(of: Mapping[str, str], start: datetime, step: str, report: Report) -> dict[str, str]:
-    zone = ZoneInfo(report.zone)
-    local = start.astimezone(zone)
-    midnight = local.replace(hour=0, minute=0, second=0, fold=0)
-    if step == "hour":
-        end = local.replace(minute=0, second=0).timestamp() + 3_600
-    else:
-        end = (midnight + timedelta(days=1)).timestamp()
-    first = midnight.replace(day=1)
+def _shared(of: Mapping[str, str], since: float, until: float, report: Report) -> dict[str, str]:
+    first = datetime.fromtimestamp(since, ZoneInfo(report.zone)).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0, fold=0
+    )
     after = (first + timedelta(days=32)).replace(day=1)
     account = of["organisation"] or "default"
     project = _path(of)
-    served = of["served"] or of["model"]
+    served = of["served"] or of["model"] or _UNKNOWN
     return {
         "BillingAccountId": cell(account),
         "BillingAccountName": cell(account),
         "BillingCurrency": report.currency,
-        "BillingPeriodStart": _utc(first),
-        "BillingPeriodEnd": _utc(after),
-        "ChargePeriodStart": _utc(start),
-        "ChargePeriodEnd": _utc(datetime.fromtimestamp(min(end, report.until), UTC)),
+        "BillingPeriodStart": _utc(first.timestamp()),
+        "BillingPeriodEnd": _utc(after.timestamp()),
+        "ChargePeriodStart": _utc(since),
+        "ChargePeriodEnd": _utc(until),
         "ChargeClass": "",
         "InvoiceIssuerName": _MAKER,
         "ProviderName": _MAKER,
         "PublisherName": _MAKER,
         "ResourceId": cell(of["engine"]),
-        "ResourceName": cell(of["engine"]),
+        "ResourceName": "",  # it has no name beside the one that is its id
         "ResourceType": "Engine" if of["engine"] else "",
         "ServiceCategory": "AI and Machine Learning",
         "ServiceSubcategory": "Generative AI",
         "ServiceName": "LLM inference",
         "SkuId": cell(served),
-        "SkuMeter": "Tokens" if served else "",
+        "SkuMeter": "Tokens",
         "SkuPriceId": cell(served),
         "SubAccountId": cell(project),
         "SubAccountName": cell(of["project"] or of["department"]) if project else "",
@@ -117,7 +123,7 @@ def _usage(line: Line, of: Mapping[str, str]) -> dict[str, str]:
     return {
         **_costs(line.cost),
         "ChargeCategory": "Usage",
-        "ChargeDescription": cell(f"{of['served'] or of['model']}: {line.attempts} attempts, {said}"),
+        "ChargeDescription": cell(f"{of['served'] or of['model'] or _UNKNOWN}: {line.attempts} attempts, {said}"),
         "ChargeFrequency": "Usage-Based",
         "ConsumedQuantity": tokens,
         "ConsumedUnit": "Tokens",
@@ -172,5 +178,5 @@ def _tags(of: Mapping[str, str]) -> str:
     return json.dumps(labels | ours, separators=(",", ":")) if labels or ours else ""
 
 
-def _utc(when: datetime) -> str:
-    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _utc(when: float) -> str:
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

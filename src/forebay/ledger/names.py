@@ -20,6 +20,7 @@ from forebay.ledger.rolling import Place
 from forebay.ledger.schema import (
     ACCOUNT,
     DAY,
+    SERVICE,
     SHAPE,
     USE,
     accounts,
@@ -27,6 +28,7 @@ from forebay.ledger.schema import (
     dimensions,
     prices,
     rollups,
+    services,
     use_labels,
     uses,
 )
@@ -67,6 +69,7 @@ class Names:
         self._dimensions: dict[tuple[Any, ...], Where] = {}
         self._prices: dict[bytes, int] = {}
         self._uses: dict[tuple[str, ...], int] = {}
+        self._services: dict[tuple[str, ...], int] = {}
         self._of: dict[int, tuple[str, ...]] = {}
         """An account's names, by its number."""
         self._places: dict[int, Place] = {}
@@ -79,6 +82,7 @@ class Names:
             self._dimensions,
             self._prices,
             self._uses,
+            self._services,
             self._of,
             self._places,
             self._values,
@@ -131,9 +135,9 @@ class Names:
         found = {dimension: self._places[dimension] for dimension in wanted if dimension in self._places}
         if unknown := wanted - found.keys():
             d = dimensions.c
-            query = select(d.id, d.account_id, d.use_id).where(among(connection, d.id, unknown))
-            for dimension, account, use in connection.execute(query):
-                found[dimension] = Place(account, use)
+            query = select(d.id, d.account_id, d.use_id, d.service_id).where(among(connection, d.id, unknown))
+            for dimension, *place in connection.execute(query):
+                found[dimension] = Place(*place)
                 _keep(self._places, dimension, found[dimension])
         return found
 
@@ -168,9 +172,10 @@ class Names:
         text = labels_json(labels)
         told = dict(zip(SHAPE, shape, strict=True))
         use = self._use(connection, account, told | {"labels": text}, labels)
-        values = {"account_id": account, **told, "labels": text, "use_id": use}
+        service = self._service(connection, told)
+        values = {"account_id": account, **told, "labels": text, "use_id": use, "service_id": service}
         found, new = _find_or_make(connection, dimensions, (str(account), *shape, text), values)
-        _keep(self._places, found, Place(account, use))
+        _keep(self._places, found, Place(account, use, service))
         if new:
             _say_labels(connection, dimension_labels, found, labels)
         return found
@@ -189,6 +194,14 @@ class Names:
             if new:
                 _say_labels(connection, use_labels, found, labels)
             _keep(self._uses, key, found)
+        return found
+
+    def _service(self, connection: Connection, shape: dict[str, str]) -> int:
+        key = tuple(shape[name] for name in SERVICE)
+        found = self._services.get(key)
+        if found is None:
+            found = _intern(connection, services, key, dict(zip(SERVICE, key, strict=True)))
+            _keep(self._services, key, found)
         return found
 
     def __repr__(self) -> str:

@@ -44,6 +44,7 @@ from forebay.ledger.schema import (
     GRAINS,
     HOUR,
     HOWS,
+    SERVICE,
     SHAPE,
     SUMS,
     USE,
@@ -54,6 +55,8 @@ from forebay.ledger.schema import (
     dimensions,
     entries,
     rollups,
+    service_rollups,
+    services,
     use_labels,
     use_rollups,
     uses,
@@ -134,15 +137,15 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         return self.cost + self.adjusted
 
 
-_SELDOM: Final = (*KINDS, "adjusted", "kv", "corrections", *HOWS)
-"""Those of COUNTS that are often 0 in every row. None of them is below 0 in a row, but for `adjusted`, which is 0 where
-`corrections` is: so what comes to 0 over days is 0 in each of their hours."""
+_SELDOM: Final = (*KINDS, "kv", "corrections", *HOWS)
+"""Those of COUNTS that are often 0 in every row. None of them is below 0 in a row: so what comes to 0 over days is 0 in
+each of their hours. `adjusted` may come to 0 over days and not in each of them; it is 0 where `corrections` is."""
 _KINDS: Final = slice(SUMS.index(KINDS[0]), SUMS.index(KINDS[-1]) + 1)
 _SIZES: Final = {Step.HOUR: HOUR, Step.DAY: DAY, Step.WEEK: 7 * DAY}
 _SINGLE: Final = 24
 """Steps of single entries that are read in one query: PostgreSQL ends one that takes long."""
 _MANY: Final = DAY
-"""Seconds of rollups shorter than a day that are worth a look at what is 0 in them."""
+"""Seconds whose sums are worth a look at what is 0 in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class _Cube:
     table: Table
     grains: tuple[int, ...]
     of: Table | None = None
-    """What `of_id` names; None: `dimension_id`, `how` and `outcome` say what a row is of."""
+    """What `of_id` names; None: there is a `dimension_id`."""
     names: frozenset[str] = frozenset()
     labels: Table | None = None
     """Of the rows of `of`."""
@@ -164,15 +167,19 @@ class _Cube:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return ("dimension_id", "how", "outcome") if self.of is None else ("of_id",)
+        """What says what a row is of."""
+        of = "dimension_id" if self.of is None else "of_id"
+        return (of, "how", "outcome") if "how" in self.table.c else (of,)
 
 
 _CUBES: Final = (
+    _Cube(service_rollups, COARSE, services, frozenset((*SERVICE, "how", "outcome"))),
     _Cube(account_rollups, COARSE, accounts, frozenset(ACCOUNT)),
     _Cube(use_rollups, COARSE, uses, frozenset(USE), use_labels),
     _Cube(rollups, GRAINS),
 )
 """The one with the fewest rows first."""
+_FEWEST: Final = _CUBES[0]
 
 
 @dataclass(slots=True)
@@ -255,16 +262,17 @@ def _parts(steps: Sequence[tuple[float, float]], size: int | None, grains: tuple
 
 
 def _wanted(connection: Connection, cube: _Cube, parts: Sequence[_Part]) -> tuple[str, ...]:
-    """Those of COUNTS that are not 0 throughout: each one costs a fifth of what reading a row does, and there may be
-    millions."""
-    fine = [part for part in parts if 0 < part.grain < DAY]
-    if sum(part.until - part.since for part in fine) < _MANY:
+    """Those of COUNTS that are not 0 throughout, whatever is asked for: each one costs a fifth of what reading a row
+    does, and there may be millions. What tells them are sums by service, which are few."""
+    if cube is _FEWEST or sum(part.until - part.since for part in parts) < _MANY:
         return COUNTS
     since, until = min(part.since for part in parts), max(part.until for part in parts)
-    whole = _rolled(connection, cube, _Part(DAY, since // DAY * DAY, -(-until // DAY) * DAY, range(1)))
+    whole = _rolled(connection, _FEWEST, _Part(DAY, since // DAY * DAY, -(-until // DAY) * DAY, range(1)))
     sums = counted(whole)
     row = connection.execute(select(*(func.sum(sums[name]) for name in _SELDOM))).one()
     none = {name for name, n in zip(_SELDOM, row, strict=True) if not n}
+    if "corrections" in none:
+        none.add("adjusted")
     return tuple(name for name in COUNTS if name not in none)
 
 
@@ -406,8 +414,9 @@ def _statements(
         if cube.of is None:
             yield _summed(source, *_named(source, names), part, counts, query)
         else:
+            columns: dict[str, ColumnElement[Any]] = {n: source.c[n] for n in cube.keys if n in names}
+            columns |= {n: cube.of.c[n] for n in names if n in cube.of.c}
             joined = source.join(cube.of, cube.of.c.id == source.c.of_id) if names else source
-            columns: dict[str, ColumnElement[Any]] = {n: cube.of.c[n] for n in names if n in cube.names}
             if cube.labels is not None:
                 joined = _labelled(joined, cube.labels, source.c.of_id, names, columns)
             yield _summed(source, joined, columns, part, counts, query)

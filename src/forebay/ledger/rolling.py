@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from operator import add
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection
@@ -18,6 +19,7 @@ from forebay.ledger.schema import (
     SUMS,
     account_rollups,
     rollups,
+    service_rollups,
     use_rollups,
 )
 from forebay.ledger.sql import add_rows
@@ -25,16 +27,20 @@ from forebay.ledger.sql import add_rows
 FULL: Final = ("ok", "hit")
 """Outcomes of attempts that were answered in full."""
 _ATTEMPTS: Final = SUMS.index("attempts")
+_NO_MORE: Final = (0,) * (len(COUNTS) - len(SUMS))
+_SUCCEEDED: Final = COUNTS.index("succeeded")
+_HOW: Final = MappingProxyType({how: COUNTS.index(how) for how in HOWS})
 
 Key = tuple[Any, ...]
 """(slot, of what, …)"""
 
 
 class Place(NamedTuple):
-    """What a dimension counts to besides: rows of `accounts` and `uses`."""
+    """What a dimension counts to besides: rows of `accounts`, `uses` and `services`."""
 
     account: int
     use: int
+    service: int
 
 
 class Sums:
@@ -62,13 +68,19 @@ class Sums:
         add_rows(connection, rollups, _rows(self._by, GRAINS), SUMS)
         accounts: dict[Key, list[int]] = {}
         uses: dict[Key, list[int]] = {}
+        services: dict[Key, list[int]] = {}
         for (slot, dimension, how, outcome), sums in self._by.items():
-            place, attempts = places[dimension], sums[_ATTEMPTS]
-            counts = [*sums, attempts if outcome in FULL else 0, *(attempts if how == one else 0 for one in HOWS)]
+            place, counts = places[dimension], [*sums, *_NO_MORE]
+            if outcome in FULL:
+                counts[_SUCCEEDED] = sums[_ATTEMPTS]
+            if how in _HOW:  # of an adjustment, it may not be
+                counts[_HOW[how]] = sums[_ATTEMPTS]
             _add(accounts, (slot, place.account), counts)
             _add(uses, (slot, place.use), counts)
+            _add(services, (slot, place.service, how, outcome), sums)
         add_rows(connection, account_rollups, _rows(accounts, COARSE), COUNTS)
         add_rows(connection, use_rollups, _rows(uses, COARSE), COUNTS)
+        add_rows(connection, service_rollups, _rows(services, COARSE), SUMS)
 
 
 def _rows(finest: Mapping[Any, list[int]], grains: tuple[int, ...]) -> list[tuple[Any, ...]]:

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from forebay.ledger.entries import How
 from forebay.ledger.tokens import KINDS
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest migration; a test compares it with the scripts."""
 
 metadata = MetaData(
@@ -145,6 +145,7 @@ COUNTS: Final = (*SUMS, "succeeded", *HOWS)
 """What sums have that do not tell apart how attempts are known and how they ended: and how many of them were answered
 in full, and are known in each way."""
 USE: Final = ("organisation", "department", "project", "route", "model", "served", "tier", "class", "labels")
+SERVICE: Final = ("route", "model", "served", "engine", "tier", "class")
 QUARTER: Final = 900
 """Of an hour: zones are off UTC by quarters."""
 HOUR: Final = 3_600
@@ -152,7 +153,7 @@ DAY: Final = 86_400
 GRAINS: Final = (DAY, HOUR)
 """Seconds that a rollup sums, the longest first; each divides the one before."""
 COARSE: Final = (DAY, HOUR, QUARTER)
-"""Likewise, of sums by account and by use."""
+"""Likewise, of sums by account, by use and by service."""
 APPEND_ONLY: Final = ("entries", "adjustments")
 
 
@@ -187,6 +188,15 @@ use_labels = Table(
 )
 """`uses.labels`, one a row."""
 
+services = Table(
+    "services",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("digest", LargeBinary(16), nullable=False, unique=True),
+    *(Column(name, Text, nullable=False) for name in SERVICE),
+)
+"""What was called, whoever called it."""
+
 dimensions = Table(
     "dimensions",
     metadata,
@@ -196,6 +206,7 @@ dimensions = Table(
     *(Column(name, Text, nullable=False) for name in SHAPE),
     Column("labels", Text, nullable=False),  # JSON: [[name, value], …], sorted
     Column("use_id", Integer, ForeignKey("uses.id")),  # never empty, but SQLite adds no such column to a table
+    Column("service_id", Integer, ForeignKey("services.id")),  # likewise
 )
 """All that sums are taken by, but time, `how` and `outcome`."""
 
@@ -329,6 +340,20 @@ rollups = Table(
 """Sums of entries by `entries.at`, and of adjustments by `counts_at`, by GRAINS in UTC."""
 
 
+service_rollups = Table(
+    "service_rollups",
+    metadata,
+    Column("grain", Integer, primary_key=True, autoincrement=False),  # one of COARSE
+    Column("slot", BigInteger, primary_key=True, autoincrement=False),
+    Column("of_id", Integer, ForeignKey("services.id"), primary_key=True, autoincrement=False),
+    Column("how", String(16), primary_key=True),
+    Column("outcome", String(32), primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in SUMS),
+    sqlite_with_rowid=False,
+)
+"""The same sums once more by what was called, and how it went: rows of these are few."""
+
+
 def _coarse(name: str, by: Table) -> Table:
     return Table(
         name,
@@ -343,8 +368,7 @@ def _coarse(name: str, by: Table) -> Table:
 
 account_rollups = _coarse("account_rollups", accounts)
 use_rollups = _coarse("use_rollups", uses)
-"""The same sums once more by what most reports are about: where end users differ, there may be as many `rollups` as
-entries."""
+"""And by what most reports are about: where end users differ, there may be as many `rollups` as entries."""
 
 engine_spans = Table(
     "engine_spans",

@@ -2,8 +2,9 @@
 
 All in one state of the database, so that it can be done while the gateway runs. What is checked:
 
-- rollups, by all and by account and use: the shortest against the entries and adjustments, longer ones against shorter;
-- uses: what dimensions count to against what they say;
+- rollups, by all and by account, use and service: the shortest against the entries and adjustments, longer ones against
+  shorter;
+- uses and services: what dimensions count to against what they say;
 - prices: each entry's cost against its tokens at the price it was settled at;
 - hours of engines that were reconciled: what is allocated and idle against their bills;
 - attempts: none is open and settled; an adjustment of an attempt has it; none has a number its journal has not reached;
@@ -47,6 +48,7 @@ from forebay.ledger.schema import (
     COUNTS,
     GRAINS,
     HOUR,
+    SERVICE,
     SUMS,
     USE,
     account_rollups,
@@ -59,6 +61,8 @@ from forebay.ledger.schema import (
     prices,
     reservations,
     rollups,
+    service_rollups,
+    services,
     use_rollups,
     uses,
 )
@@ -184,7 +188,8 @@ class _Sums:
                 continue
             source = one.subquery()
             added = counted(source)
-            yield select(source.c.slot, self.of.label("of_id"), *(added[n].label(n) for n in self.counts)).join_from(
+            key = source.c.slot, self.of.label("of_id"), *(source.c[name] for name in self.keys[1:])
+            yield select(*key, *(added[n].label(n) for n in self.counts)).join_from(
                 source, dimensions, dimensions.c.id == source.c.dimension_id
             )
 
@@ -193,6 +198,7 @@ _KINDS_OF_SUMS: Final = (
     _Sums("dimension", rollups, ("dimension_id", "how", "outcome"), SUMS, GRAINS),
     _Sums("account", account_rollups, ("of_id",), COUNTS, COARSE, dimensions.c.account_id),
     _Sums("use", use_rollups, ("of_id",), COUNTS, COARSE, dimensions.c.use_id),
+    _Sums("service", service_rollups, ("of_id", "how", "outcome"), SUMS, COARSE, dimensions.c.service_id),
 )
 
 
@@ -240,6 +246,13 @@ def _uses(connection: Connection) -> Check:
     )
     for (dimension,) in _stream(connection, query):
         check.differs(f"dimension {dimension} counts to another use than it says")
+    query = (
+        select(dimensions.c.id)
+        .outerjoin(services, services.c.id == dimensions.c.service_id)
+        .where(or_(services.c.id.is_(None), *(services.c[name] != dimensions.c[name] for name in SERVICE)))
+    )
+    for (dimension,) in _stream(connection, query):
+        check.differs(f"dimension {dimension} counts to another service than it says")
     return check
 
 
