@@ -27,9 +27,10 @@ from benchmarks.cache.questions import Question, between, questions
 from benchmarks.common import RESULTS, BenchError, env_int, env_names, rss, two_cores
 from forebay.cache import answers
 from forebay.cache.messages import Kind
-from forebay.cache.semantic.embedder import POLICY, Embedder, open_embedder
+from forebay.cache.semantic.embedder import POLICY, Embedder, cleaned, open_embedder
 from forebay.cache.semantic.faiss_index import FaissIndex
 from forebay.cache.semantic.index import Space
+from forebay.cache.semantic.readings import Readings
 from forebay.cache.stores.disk import Disk, answers_file
 from forebay.cache.stores.store import Record
 from forebay.helper.building import vectors_folder
@@ -160,6 +161,7 @@ def _fill(
 
 def _store(cell: Cell, state: Path, known: list[Question], vectors: NDArray[np.float32]) -> None:
     now = time.time()
+    readings, packed = Readings(), dict[int, bytes]()
     store = Disk(answers_file(state), 1 << 40, time.time)
     body = (
         b'{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"chat","choices":[{"index":0,"message":'
@@ -175,7 +177,9 @@ def _store(cell: Cell, state: Path, known: list[Question], vectors: NDArray[np.f
         kept = answers.encode(answer)
         exact_key = i.to_bytes(16, "little")
         record = Record(entry, exact_key, scope, question.text, PARTITION, MODEL, "", (), (), now, 1e6, 0.0, kept)
-        if not store.put(record).kept:
+        if of not in packed:
+            packed[of] = readings.pack(cleaned(question.text))
+        if not store.put(record, packed[of]).kept:
             raise BenchError("the store did not keep an answer")
     store.close()
 

@@ -159,7 +159,8 @@ class Service:
             answer = msgspec.structs.replace(answer, verified=True)
             message.answer = answers.encode(answer)
         scope, text = self._compared(message, answer)
-        put = self.store.put(_record(message, answer, scope))
+        reading = self.meaning.readings.pack(text) if self.meaning is not None and scope else b""
+        put = self.store.put(_record(message, answer, scope), reading)
         if (meaning := self.meaning) is not None:
             meaning.remove(put.gone)
             if put.kept and scope:
@@ -194,7 +195,8 @@ class Service:
         answer = answers.decode(record.answer) if record is not None else None
         if record is not None and answer is not None and not answer.verified:
             encoded = answers.encode(msgspec.structs.replace(answer, verified=True))
-            self.store.put(msgspec.structs.replace(record, answer=encoded))
+            known = self.store.known([entry]).get(entry)
+            self.store.put(msgspec.structs.replace(record, answer=encoded), known.reading if known is not None else b"")
 
     def give_up(self, message: Unanswered) -> None:
         if message.ticket and (meaning := self.meaning) is not None:

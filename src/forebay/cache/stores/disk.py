@@ -44,6 +44,8 @@ _APPLICATION: Final = 0x66626163  # "fbac"
 _LAYOUT: Final = 1
 """Of the tables (user_version). A file with another one is emptied: what a cache holds can be had again."""
 _MOST_TOUCHED: Final = 2_048
+_FEW: Final = 64
+"""Entries that are asked for by one statement."""
 _MOST_EVICTED: Final = 256
 """Entries that one put may take away to make room."""
 _LARGEST: Final = 4
@@ -53,6 +55,9 @@ _PACKED: Final = {
     "exact": "SELECT record FROM packed JOIN records USING (id) WHERE exact = ? AND until > ?",
     "entry": "SELECT record FROM packed JOIN records USING (id) WHERE entry = ? AND until > ?",
 }
+_KNOWN: Final = (
+    "SELECT entry, scope, question, partition, coalesce(reading, x'') FROM records WHERE until > ? AND entry"
+)
 _IDS: Final = {
     "exact": "SELECT id FROM records WHERE exact = ?",
     "entry": "SELECT id FROM records WHERE entry = ?",
@@ -66,7 +71,7 @@ _TABLES: Final = """
 CREATE TABLE records (
     id INTEGER PRIMARY KEY, entry TEXT NOT NULL UNIQUE, exact BLOB NOT NULL UNIQUE, scope BLOB NOT NULL,
     question TEXT NOT NULL, partition TEXT NOT NULL, model TEXT NOT NULL, version TEXT NOT NULL,
-    tags TEXT NOT NULL, sources TEXT NOT NULL, until REAL NOT NULL, used REAL NOT NULL
+    tags TEXT NOT NULL, sources TEXT NOT NULL, until REAL NOT NULL, used REAL NOT NULL, reading BLOB
 );
 CREATE INDEX by_until ON records (until);
 CREATE INDEX by_used ON records (used);
@@ -147,12 +152,13 @@ class Disk:
             _delete(db, _IDS[column], (value,))
 
     def known(self, entries: Sequence[str]) -> dict[str, Known]:
-        found = self._looked_up(
-            "SELECT entry, scope, question, partition FROM records"
-            " WHERE entry IN (SELECT value FROM json_each(?)) AND until > ?",
-            (json.dumps(list(entries)), self._wall()),
-        )
-        return {row[0]: Known(*row) for row in found}
+        found: dict[str, Known] = {}
+        for start in range(0, len(entries), _FEW):
+            some = entries[start : start + _FEW]
+            marks = "?, " * (len(some) - 1) + "?"
+            rows = self._looked_up(f"{_KNOWN} IN ({marks})", (self._wall(), *some))
+            found.update({row[0]: Known(*row) for row in rows})
+        return found
 
     def _looked_up(self, sql: str, values: Sequence[object]) -> list[Any]:
         try:
@@ -172,7 +178,7 @@ class Disk:
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def put(self, record: Record) -> Put:
+    def put(self, record: Record, reading: bytes = b"") -> Put:
         packed = pack(record)
         now = self._wall()
         if record.until <= now or len(packed) > self.most_bytes // _LARGEST or self._purged.forbids(record):
@@ -181,10 +187,10 @@ class Disk:
         try:
             with self._write() as db:
                 gone = _delete(db, "SELECT id FROM records WHERE exact = ? OR entry = ?", (record.exact, record.entry))
-                made_room, kept = self._make_room(db, len(packed) + len(record.question) * 4)
+                made_room, kept = self._make_room(db, len(packed) + len(record.question) * 4 + len(reading))
                 gone = gone + made_room
                 if kept:
-                    self._insert(db, record, packed, now)
+                    self._insert(db, record, packed, now, reading)
         except StoreGone:
             self._tally.refused += 1
             return Put(False, ())
@@ -206,10 +212,10 @@ class Disk:
             finally:
                 self._together = False
 
-    def _insert(self, db: sqlite3.Connection, record: Record, packed: bytes, now: float) -> None:
+    def _insert(self, db: sqlite3.Connection, record: Record, packed: bytes, now: float, reading: bytes) -> None:
         made = db.execute(
-            "INSERT INTO records (entry, exact, scope, question, partition, model, version, tags, sources, until, used)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO records (entry, exact, scope, question, partition, model, version, tags, sources, until, used,"
+            " reading) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 record.entry,
                 record.exact,
@@ -222,6 +228,7 @@ class Disk:
                 json.dumps(record.sources),
                 record.until,
                 now,
+                reading or None,
             ),
         )
         db.execute("INSERT INTO packed (id, record) VALUES (?, ?)", (made.lastrowid, packed))
@@ -361,6 +368,8 @@ class Disk:
             )
         elif found != (_APPLICATION, _LAYOUT):
             raise sqlite3.DatabaseError(f"its layout is {found[1]}, and this version of Forebay has {_LAYOUT}")
+        if not any(row[1] == "reading" for row in db.execute("PRAGMA table_info(records)")):
+            db.execute("ALTER TABLE records ADD COLUMN reading BLOB")  # an older version leaves it alone
         db.execute("PRAGMA journal_size_limit = 16777216")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA secure_delete = ON")  # always: a page that is split leaves copies behind otherwise

@@ -95,7 +95,7 @@ class Sharing(ABC):
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def put(self, record: Record) -> Put:
+    def put(self, record: Record, reading: bytes = b"") -> Put:
         if record.until <= self._wall():
             return self._refused()
         resting = self._resting

@@ -103,6 +103,8 @@ class Known(NamedTuple):
     scope: bytes
     question: str
     partition: str
+    reading: bytes = b""
+    """As it was given to `put`, where the store keeps such."""
 
 
 class Put(NamedTuple):
@@ -171,8 +173,9 @@ class Store(Protocol):
         """The questions of those of them that are there."""
         ...
 
-    def put(self, record: Record) -> Put:
-        """Keep an answer, in place of the one with the same `exact`."""
+    def put(self, record: Record, reading: bytes = b"") -> Put:
+        """Keep an answer, in place of the one with the same `exact`. `reading`: of its question, packed
+        (`semantic.readings`); only a store that is a file keeps it, and what is lost of it is made again."""
         ...
 
     def together(self) -> AbstractContextManager[None]:
