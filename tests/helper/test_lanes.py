@@ -49,3 +49,21 @@ def test_what_comes_soon_after_the_first_is_done_with_it() -> None:
     assert all_of_it.wait(10)
     assert done == [[0, 1, 2]]
     assert lane.close(5)
+
+
+def test_it_is_told_how_long_the_work_takes_that_is_done_now() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def work(items: list[str]) -> None:
+        begun.set()
+        assert go.wait(20)
+
+    lane: Lane[str] = Lane("test", work, batch=1, most=2)
+    lane.start()
+    assert lane.put("one")
+    assert begun.wait(20)
+    first = lane.at_it()
+    assert 0 < first < lane.at_it()
+    go.set()
+    assert lane.close(20)
+    assert lane.at_it() == 0.0

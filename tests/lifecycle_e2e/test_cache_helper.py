@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from openai import OpenAI
 
 from forebay.cache.messages import cache_socket
+from forebay.cli.adminsocket import AdminSocket
+from forebay.state.messages import admin_socket
 from stack import KEY, MODEL, OTHER_KEY, Engine, Forebay, config_of, folder
 from waiting import eventually
 
@@ -85,6 +88,42 @@ def test_a_helper_that_is_killed_costs_no_answer_and_no_error(where: Path) -> No
         opened(forebay, 2)
         eventually(lambda: ask(forebay, "请问怎样开具发票呢") == ("semantic", first[1]))
         assert helpers(forebay)[0].pid != helper.pid
+        assert forebay.stop() == 0
+    finally:
+        forebay.close()
+        engine.close()
+
+
+@pytest.mark.books
+def test_a_helper_that_is_stopped_is_killed_and_meanwhile_requests_are_misses(where: Path) -> None:
+    engine = Engine()
+    forebay = Forebay(where, config_of(where / "state", engine, callers=TENANTS, cache=MEANING))
+
+    admin = AdminSocket(admin_socket(where / "state"), "test")
+
+    def seen() -> dict[str, Any]:
+        told: dict[str, Any] = admin.ask("GET", "/cache")["helper_process"]
+        return told
+
+    try:
+        opened(forebay, 1)
+        first = ask(forebay, "怎么开具发票")
+        assert ask(forebay, "发票如何开") == ("semantic", first[1])
+        eventually(lambda: seen() == {"up": True, "ended": 0, "hung": 0, "why": ""})
+        (helper,) = helpers(forebay)
+        helper.suspend()
+        began = time.monotonic()
+        for n in range(5):
+            assert ask(forebay, f"How do I reset password {n}?")[0] == "miss"
+        assert time.monotonic() - began < 9  # a second of budget each, at most
+        eventually(lambda: seen()["hung"] == 1, 30)
+        assert "no answer for 10 s" in seen()["why"]
+        assert "cache hangs and is killed" in forebay.text
+        opened(forebay, 2)
+        eventually(lambda: seen()["up"])
+        eventually(lambda: ask(forebay, "请问怎样开具发票呢") == ("semantic", first[1]))
+        assert forebay.metric('forebay_cache_helper_restarts_total{why="hung"') == 1
+        assert forebay.metric('forebay_cache_helper_restarts_total{why="ended"') == 0
         assert forebay.stop() == 0
     finally:
         forebay.close()

@@ -1,7 +1,8 @@
 """Cached answers over the Unix socket `admin.sock`: what `forebay cache` talks to.
 
 `GET /cache` ?partition= &most= → {"enabled", "share", "currency", "workers": {family: [{label: …, "value": …}, …]},
-"helper": what the helper process says of itself, or null, "why": why it says nothing; "" where it does}
+"helper": what the helper process says of itself, or null, "why": why it says nothing; "" where it does,
+"helper_process": {"up", "ended", "hung", "why"}, as the supervisor sees it}
 `GET /cache/entries` ?entry= or ?partition= &like= &most= → {"entries": [entry, …]}
 `POST /cache/purge` {entry, tag, source, partition, model, version, like, at_least}: all that fits all that is given;
 {"all": true}: everything → {"purged": how many}
@@ -97,6 +98,7 @@ class CacheAdmin:
             "workers": {f.name.removeprefix(_FAMILY): _rows(f) for f in families if f.name.startswith(_FAMILY)},
             "helper": helper,
             "why": why,
+            "helper_process": msgspec.structs.asdict(self._state.helper),
         }
 
     async def entries(self, look: Look) -> Any:

@@ -48,6 +48,8 @@ class Lane(Generic[T]):
         self._leaving = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.refused = 0
+        self._began = 0.0
+        """When what it does now was begun, on the monotonic clock; 0: it does nothing."""
 
     def start(self) -> None:
         self._thread.start()
@@ -94,6 +96,7 @@ class Lane(Generic[T]):
                 self._bytes -= sum(size for _, size in items)
                 if not items and self._leaving:
                     return
+            self._began = time.monotonic()
             try:
                 if items:
                     self._work([item for item, _ in items])
@@ -102,6 +105,13 @@ class Lane(Generic[T]):
             except Exception:
                 log.exception("%s failed", self._thread.name)
                 due = time.monotonic() + 1.0
+            finally:
+                self._began = 0.0
+
+    def at_it(self) -> float:
+        """Seconds that it has been at what it does now."""
+        began = self._began
+        return time.monotonic() - began if began else 0.0
 
     def __len__(self) -> int:
         return len(self._line)

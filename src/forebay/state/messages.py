@@ -4,6 +4,7 @@ Two channels, one framing (`state.channel`):
 
 - supervisor ↔ child: an inherited socket pair, fd number in `FOREBAY_CHANNEL`. The supervisor sends `Start`, later
   `Reload` and `Drain`; the child answers `Ready` once. End of file means that the supervisor is gone: drain and leave.
+  The cache's helper answers each `Ping` by a `Pong`; of its state the admin process hears by `HelperState`.
 - admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`,
   `GetAdmission`, `GetPrefix`, `SetKeys` and `SetEngines`; the worker answers with `Snapshot`, `AdmissionState` or
   `NoAdmission`, `PrefixState`, and `Done`. Of the books it sends, over a channel of its own, `Follow`, and the worker
@@ -22,6 +23,18 @@ from forebay.ledger.records import Account, KeyRecord
 from forebay.ledger.rules import Rule
 
 
+class HelperState(msgspec.Struct, tag="helper", frozen=True):
+    """To the admin process: how the cache's helper fares, since the start of the supervisor."""
+
+    up: bool = False
+    ended: int = 0
+    """How often it ended by itself."""
+    hung: int = 0
+    """How often it was killed, since it did not answer or a thread of it hung."""
+    why: str = ""
+    """Of the last of these."""
+
+
 class Start(msgspec.Struct, tag="start", frozen=True):
     """Everything a child needs. `config` is the checked configuration as JSON, secrets resolved; it is not on disk."""
 
@@ -35,6 +48,8 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     """Every price that is known: a `ledger.pricing.PriceBook` as JSON."""
     fds: tuple[int, ...] = ()
     """Listening sockets, in the order of `config.listeners` (worker) or one for the admin address (admin)."""
+    helper: HelperState | None = None
+    """To the admin process."""
 
 
 class Reload(msgspec.Struct, tag="reload", frozen=True):
@@ -56,6 +71,18 @@ class Draining(msgspec.Struct, tag="draining", frozen=True):
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     pid: int
+
+
+class Ping(msgspec.Struct, tag="ping", frozen=True):
+    """To the cache's helper: does its event loop still turn? Answered by a `Pong` of the same number."""
+
+    n: int
+
+
+class Pong(msgspec.Struct, tag="pong", frozen=True):
+    n: int
+    hangs: str = ""
+    """What one of its threads has been at for far too long; "": none."""
 
 
 class GetSnapshot(msgspec.Struct, tag="get_snapshot", frozen=True):
@@ -298,6 +325,9 @@ Message = (
     | Drain
     | Draining
     | Ready
+    | Ping
+    | Pong
+    | HelperState
     | GetSnapshot
     | GetAdmission
     | GetPrefix
