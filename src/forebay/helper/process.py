@@ -19,6 +19,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 from random import SystemRandom
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -79,8 +80,11 @@ AGAIN: Final = (1.0, 30.0)
 """Seconds until what could not be opened is tried again: doubled each time."""
 LEAVE: Final = (0.5, 5.0)
 """Seconds for look-ups, and for chores, that wait when it is told to leave."""
-GATHER: Final = 0.005
-"""Seconds in which answers come together, to be written at once: a transaction costs more than what is in it."""
+GATHER: Final = 0.1
+"""Seconds in which answers come together, to be written at once: a transaction, and waking a thread, cost more than
+what is in it. What a crash loses of them are misses."""
+TOGETHER: Final = 64
+"""Answers that are not waited for any longer."""
 HANGS: Final = MappingProxyType({"look-ups": 30.0, "chores": 900.0})
 """Seconds of one piece of work, of look-ups and of chores, after which it is taken to hang: a loop without an end, a
 disk that does not answer. Chores read an index of a million questions, or load a model, in one."""
@@ -117,7 +121,13 @@ class Helper:
         self._peers = Peers(self._heard)
         self._lookups: Lane[_Waiting] = Lane("lookups", self._find, batch=BATCH, most=MOST_FINDS)
         self._chores: Lane[_Chore] = Lane(
-            "chores", self._do, batch=16, most=MOST_CHORES, most_bytes=CHORE_BYTES, idle=self._between, gather=GATHER
+            "chores",
+            self._do,
+            batch=TOGETHER,
+            most=MOST_CHORES,
+            most_bytes=CHORE_BYTES,
+            idle=self._between,
+            gather=GATHER,
         )
         self._service: Service | None = None
         self._using = threading.Lock()
@@ -181,20 +191,28 @@ class Helper:
             if service is None:
                 connection.send(packed(Found(said.n, Kind.MISS, why="closed")))
                 return
+            if (missed := service.nothing(said)) is not None:
+                connection.send(packed(missed))
+                return
             waiting = _Waiting(connection, said, self._clock.now() + said.budget, self._epoch)
             if not self._lookups.put(waiting):
                 missed = Found(said.n, Kind.MISS, why="busy")
                 service.counts.found(said.partition, missed)
                 connection.send(packed(missed))
-        elif not self._chores.put(_Chore(connection, said), size) and not isinstance(said, Store | Unanswered):
+        elif isinstance(said, Store | Unanswered):
+            self._chores.put(_Chore(connection, said), size, patient=True)
+        elif not self._chores.put(_Chore(connection, said), size):
             connection.send(packed(Failed(said.n, "the cache's helper has too much to do; try again")))
 
     def _send(self, answers: Sequence[tuple[Connection, Answered, int]]) -> None:
         """`int`: the epoch in which it was asked for."""
-        for connection, answer, epoch in answers:
-            if isinstance(answer, Found) and answer.answer and epoch != self._epoch:
-                answer = Found(answer.n, Kind.MISS, why="purged", seconds=answer.seconds)
-            connection.send(packed(answer))
+        for connection, some in groupby(answers, itemgetter(0)):
+            frames = []
+            for _, answer, epoch in some:
+                if isinstance(answer, Found) and answer.answer and epoch != self._epoch:
+                    answer = Found(answer.n, Kind.MISS, why="purged", seconds=answer.seconds)
+                frames.append(packed(answer))
+            connection.send(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def _tell(self, drop: Drop) -> None:
         self._epoch += 1

@@ -93,6 +93,15 @@ class Service:
             self.counts.found(find.partition, one)
         return done
 
+    def nothing(self, find: Find) -> Found | None:
+        """A miss, where that is certain without asking anyone: for the event loop. A question that may be compared is
+        none."""
+        if (find.scope and find.question and self.meaning is not None) or not self.store.absent(find.exact):
+            return None
+        found = Found(find.n, Kind.MISS, seconds=1e-5)
+        self.counts.found(find.partition, found)
+        return found
+
     def _exact(self, find: Find) -> Found | None:
         record = self.store.exact(find.exact)
         if record is None or record.partition != find.partition:

@@ -95,6 +95,9 @@ class Sharing(ABC):
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def absent(self, key: bytes) -> bool:
+        return False  # another host may just have put it there
+
     def put(self, record: Record, reading: bytes = b"") -> Put:
         if record.until <= self._wall():
             return self._refused()

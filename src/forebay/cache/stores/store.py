@@ -165,6 +165,10 @@ class Store(Protocol):
         """The answer to an equal request; fresh or stale."""
         ...
 
+    def absent(self, key: bytes) -> bool:
+        """Whether `exact` would certainly find nothing; asks nobody, and takes a microsecond."""
+        ...
+
     def get(self, entry: str) -> Record | None:
         """Fresh or stale."""
         ...

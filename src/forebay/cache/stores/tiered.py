@@ -64,6 +64,9 @@ class Tiered:
             self.near.put(theirs)
         return theirs
 
+    def absent(self, key: bytes) -> bool:
+        return False  # another host may just have put it into the shared one
+
     def get(self, entry: str) -> Record | None:
         return self.near.get(entry) or self.shared.get(entry)
 
