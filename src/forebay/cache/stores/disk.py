@@ -30,6 +30,7 @@ from forebay.cache.stores.disk_sql import (
     number,
     taken,
     text,
+    unwritable,
     where,
 )
 from forebay.cache.stores.presence import Presence
@@ -100,6 +101,8 @@ class Disk:
         self._owes = False
         """A purge could not be done (a full disk): what it fits may be in the file still, and is not given."""
         self.state = "ok"
+        self._failing = False
+        """Nothing could be written since."""
         self._reading = threading.Lock()
         self._writing = threading.RLock()
         self._together = False
@@ -426,8 +429,12 @@ class Disk:
                 db.executemany(
                     "UPDATE records SET used = ? WHERE entry = ?", [(at, one) for one, at in touched.items()]
                 )
+                before = db.total_changes
                 yield db
                 db.commit()
+                if self._failing and db.total_changes > before:
+                    self._failing, self.state = False, "ok"
+                    _log.info("%s: answers are kept again", self.file)
             finally:
                 if db.in_transaction:
                     db.rollback()
@@ -453,6 +460,9 @@ class Disk:
             with self._writing, self._reading:
                 if db is self._writer or db is self._reader:  # else another thread has met it, too
                     self._begin_anew(problem)
+        elif db is self._writer and unwritable(problem) and not self._failing:
+            self._failing, self.state = True, f"{self.file}: {problem}; no answer is kept"
+            _log.error("%s", self.state)
         error = StoreGone(f"{self.file}: {problem}")
         error.__cause__ = problem
         return error

@@ -88,3 +88,9 @@ def damaged(problem: sqlite3.Error) -> bool:
     if code is None:  # ours, of `_prepare`
         return type(problem) is sqlite3.DatabaseError
     return (code & 0xFF) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def unwritable(problem: sqlite3.Error) -> bool:
+    """The disk is full, read-only or broken."""
+    code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
