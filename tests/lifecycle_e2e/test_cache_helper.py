@@ -176,6 +176,27 @@ def test_a_helper_that_cannot_live_is_given_up_and_requests_go_on(where: Path) -
         engine.close()
 
 
+def test_without_a_helper_a_purge_empties_the_workers_memory(where: Path) -> None:
+    engine = Engine()
+    cache = {"enabled": True, "length": True, "disk_bytes": 0}
+    forebay = Forebay(where, config_of(where / "state", engine, callers=TENANTS, cache=cache))
+    admin = AdminSocket(admin_socket(where / "state"), "test")
+    try:
+        for question, key in (("怎么开具发票", KEY), ("怎么退款", KEY), ("怎么退款", OTHER_KEY)):
+            assert ask(forebay, question, key)[0] == "miss"
+            assert ask(forebay, question, key)[0] == "exact"
+        assert admin.ask("POST", "/cache/purge", {"partition": "globex"}) == {"purged": None}
+        assert ask(forebay, "怎么退款", OTHER_KEY)[0] == "miss"
+        assert ask(forebay, "怎么退款")[0] == "exact"
+        assert admin.ask("POST", "/cache/purge", {"all": True}) == {"purged": None}
+        assert ask(forebay, "怎么退款")[0] == "miss"
+        assert ask(forebay, "怎么开具发票")[0] == "miss"
+        assert forebay.stop() == 0
+    finally:
+        forebay.close()
+        engine.close()
+
+
 def test_what_is_not_installed_is_named(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.config.load import loads
     from forebay.config.problems import ConfigError

@@ -33,6 +33,7 @@ from forebay.state.messages import (
     EngineState,
     FamilySnapshot,
     Follow,
+    Forget,
     GetAdmission,
     GetBudgets,
     GetPrefix,
@@ -76,6 +77,7 @@ MESSAGES: list[Message] = [
     GetAdmission(),
     NoAdmission(),
     GetPrefix(),
+    Forget(tag="billing"),
     PrefixState(
         True,
         (

@@ -7,8 +7,9 @@ Two channels, one framing (`state.channel`):
   The cache's helper answers each `Ping` by a `Pong`; of its state the admin process hears by `HelperState`.
 - admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`,
   `GetAdmission`, `GetPrefix`, `SetKeys` and `SetEngines`; the worker answers with `Snapshot`, `AdmissionState` or
-  `NoAdmission`, `PrefixState`, and `Done`. Of the books it sends, over a channel of its own, `Follow`, and the worker
-  answers `Committed`; and over another `GetBudgets`, answered by `Budgets`, and `SetUse`, by `Done`.
+  `NoAdmission`, `PrefixState`, and `Done`, by which it answers `Forget`, too. Of the books it sends, over a channel of
+  its own, `Follow`, and the worker answers `Committed`; and over another `GetBudgets`, answered by `Budgets`, and
+  `SetUse`, by `Done`.
 """
 
 from __future__ import annotations
@@ -262,6 +263,18 @@ class GetPrefix(msgspec.Struct, tag="get_prefix", frozen=True):
     pass
 
 
+class Forget(msgspec.Struct, tag="forget", frozen=True):
+    """To a worker, where no helper process tells it: answers in its memory that fit all that is given must not be given
+    any more; nothing given: all. Fields as in `cache.messages.Purge`."""
+
+    entry: str = ""
+    tag: str = ""
+    source: str = ""
+    partition: str = ""
+    model: str = ""
+    version: str = ""
+
+
 class PrefixBreak(msgspec.Struct, frozen=True):
     """What varies in prompts and has much of the same behind it (cache.prefix.watch)."""
 
@@ -331,6 +344,7 @@ Message = (
     | GetSnapshot
     | GetAdmission
     | GetPrefix
+    | Forget
     | SetKeys
     | SetEngines
     | Done
