@@ -1,7 +1,7 @@
 """What a look-up takes: by meaning, in a helper process at its size; and equal requests, through the gateway.
 
-The helper runs on one core, its client on another one. Settings: SIZES (100000,1000000), QUESTIONS (1,000 hits and as
-many misses a cell).
+The helper runs on one core, its client on another one. Settings: SIZES (100000,1000000), SCOPES (over how many scopes
+they are spread; 1, and 1000 of the first size), QUESTIONS (1,000 hits and as many misses a cell).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from benchmarks.cache.questions import Question, between, questions
 from benchmarks.common import RESULTS, BenchError, env_int, env_names, rss, two_cores
 from forebay.cache import answers
 from forebay.cache.messages import Kind
-from forebay.cache.semantic.embedder import POLICY, Embedder, open_embedder
+from forebay.cache.semantic.embedder import POLICY, Embedder, cleaned, open_embedder
 from forebay.cache.semantic.faiss_index import FaissIndex
 from forebay.cache.semantic.index import Space
+from forebay.cache.semantic.readings import Readings
 from forebay.cache.stores.disk import Disk, answers_file
 from forebay.cache.stores.store import Record
 from forebay.helper.building import vectors_folder
@@ -87,8 +88,8 @@ def measure(console: Console) -> tuple[dict[str, object], list[str]]:
     known, others = known[:REAL], known[REAL : REAL + count]
     embedding = _embedding(embedder, known[:count])
     vectors = np.concatenate([embedder.encode([q.text for q in known[i : i + 16]]) for i in range(0, len(known), 16)])
-    cells = [Cell(size, 1) for size in sizes]
-    cells[1:1] = [Cell(size, 1_000) for size in sizes[:1] if size <= 100_000]
+    scopes = [int(text) for text in env_names("SCOPES", [], ["1", "1000", "100000"])]
+    cells = [Cell(size, of) for size in sizes for of in scopes or ([1, 1_000] if size == sizes[0] <= 100_000 else [1])]
     RESULTS.mkdir(parents=True, exist_ok=True)
     for cell in cells:
         with tempfile.TemporaryDirectory(prefix="bench-cache-", dir=RESULTS) as folder:
@@ -160,23 +161,33 @@ def _fill(
 
 def _store(cell: Cell, state: Path, known: list[Question], vectors: NDArray[np.float32]) -> None:
     now = time.time()
+    readings, packed = Readings(), dict[int, bytes]()
     store = Disk(answers_file(state), 1 << 40, time.time)
     body = (
         b'{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"chat","choices":[{"index":0,"message":'
         b'{"role":"assistant","content":"%s"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens"'
         b':99,"total_tokens":108}}' % (b"That is done in the settings, under your name. " * 10)
     )
-    for i, (_, of) in enumerate(_rows(vectors, cell.entries)):
-        question, entry = known[of], f"{i:016x}"
-        about = answers.About(id=entry, created=now, ttl=1e6, model=MODEL, partition=PARTITION, question=question.text)
-        answer = answers.from_unary(body, about)
-        assert isinstance(answer, answers.Answer)
-        scope = _scope(i % cell.scopes)
-        kept = answers.encode(answer)
-        exact_key = i.to_bytes(16, "little")
-        record = Record(entry, exact_key, scope, question.text, PARTITION, MODEL, "", (), (), now, 1e6, 0.0, kept)
-        if not store.put(record).kept:
-            raise BenchError("the store did not keep an answer")
+    rows = enumerate(of for _, of in _rows(vectors, cell.entries))
+    while some := list(islice(rows, 1_000)):
+        with store.together():
+            for i, of in some:
+                question, entry = known[of], f"{i:016x}"
+                about = answers.About(
+                    id=entry, created=now, ttl=1e6, model=MODEL, partition=PARTITION, question=question.text
+                )
+                answer = answers.from_unary(body, about)
+                assert isinstance(answer, answers.Answer)
+                scope = _scope(i % cell.scopes)
+                kept = answers.encode(answer)
+                exact_key = i.to_bytes(16, "little")
+                record = Record(
+                    entry, exact_key, scope, question.text, PARTITION, MODEL, "", (), (), now, 1e6, 0.0, kept
+                )
+                if of not in packed:
+                    packed[of] = readings.pack(cleaned(question.text))
+                if not store.put(record, packed[of]).kept:
+                    raise BenchError("the store did not keep an answer")
     store.close()
 
 

@@ -46,6 +46,7 @@ def stats() -> dict[str, Any]:
             "saved_milliseconds": [{"model": "llama-3.1-70b", "value": 91_000_000}],
             "bypasses": [{"why": "time", "value": 22_018}],
         },
+        "helper_process": {"up": True, "ended": 2, "hung": 1, "why": "no answer for 10 s"},
         "helper": {
             "total": {"seconds": 812.0, "keeping": 90.0, "asked": 41},
             "partitions": {"acme/support/llama-3.1-70b": count},
@@ -86,6 +87,7 @@ def test_of_one_partition_nothing_is_told_that_is_of_all(
     found = stats()
     show_stats(found, "acme")
     assert "requests" not in (said := capsys.readouterr().out) and "acme/support" in said
+    assert "hung" not in said
     found["helper"]["partitions"] = {}
     show_stats(found, "nobody")
     assert capsys.readouterr().out == "No partition nobody has looked anything up.\n"

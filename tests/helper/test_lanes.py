@@ -45,7 +45,48 @@ def test_what_comes_soon_after_the_first_is_done_with_it() -> None:
     lane: Lane[int] = Lane("gathers", work, batch=8, most=8, gather=0.2)
     lane.start()
     for n in range(3):
-        assert lane.put(n)
+        assert lane.put(n, patient=True)
     assert all_of_it.wait(10)
     assert done == [[0, 1, 2]]
     assert lane.close(5)
+
+
+def test_it_is_told_how_long_the_work_takes_that_is_done_now() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def work(items: list[str]) -> None:
+        begun.set()
+        assert go.wait(20)
+
+    lane: Lane[str] = Lane("test", work, batch=1, most=2)
+    lane.start()
+    assert lane.put("one")
+    assert begun.wait(20)
+    first = lane.at_it()
+    assert 0 < first < lane.at_it()
+    go.set()
+    assert lane.close(20)
+    assert lane.at_it() == 0.0
+
+
+def test_who_is_patient_is_waited_with_and_who_is_not_ends_that() -> None:
+    done: list[list[str]] = []
+    some = threading.Semaphore(0)
+
+    def work(items: list[str]) -> None:
+        done.append(items)
+        some.release()
+
+    lane: Lane[str] = Lane("gathers", work, batch=3, most=9, gather=60.0)
+    lane.start()
+    for n in range(3):
+        assert lane.put(f"store {n}", patient=True)
+    assert some.acquire(timeout=20)  # as many as are done at once
+    assert lane.put("store 3", patient=True)
+    assert lane.put("a purge")
+    assert some.acquire(timeout=20)
+    assert lane.put("another purge")
+    assert some.acquire(timeout=20)
+    assert lane.put("store 4", patient=True)
+    assert lane.close(20)  # which waits for nobody
+    assert done == [["store 0", "store 1", "store 2"], ["store 3", "a purge"], ["another purge"], ["store 4"]]

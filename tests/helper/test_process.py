@@ -15,12 +15,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from cache_helper import ACME, HelperProcess, helper, peer, scope_of, stored
 from embedding_server import embedding_server
-from forebay.cache.messages import Feedback, Find, Found, Heard, Kind, Look, Purge, Purged, Unanswered, cache_socket
+from forebay.cache.messages import (
+    Answered,
+    Feedback,
+    Find,
+    Found,
+    Heard,
+    Kind,
+    Look,
+    Purge,
+    Purged,
+    Unanswered,
+    cache_socket,
+)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +144,35 @@ def test_hash_like_and_injected_questions_hit_nothing_but_themselves(running: He
                 assert (await worker.find(asked, partition="g/chat")).kind is Kind.MISS
 
     run(story())
+
+
+def test_messages_may_come_in_any_pieces_and_many_at_once(running: HelperProcess) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(20)
+        raw.connect(str(cache_socket(running.state_dir)))
+        kept = [stored(f"piece {n}", f"answer {n}", partition="pieces/chat", exact=b"%016d" % n)[1] for n in range(20)]
+        said: list[Any] = [*kept, Look(1, "stats")]
+        said += [Find(n + 2, b"%016d" % n, b"", "", "pieces/chat", 5.0) for n in range(40)]
+        frames = [msgspec.msgpack.encode(one) for one in said]
+        data = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+        cut = data.index(frames[20])  # the answers are kept when this one is answered
+        for start, end, step in ((0, cut + len(frames[20]), 7), (cut + len(frames[20]), len(data), 1_000_000)):
+            for at in range(start, end, step):
+                raw.sendall(data[at : min(at + step, end)])
+            if step == 7:
+                assert raw.recv(4)
+                assert raw.recv(1 << 20)
+        found: dict[int, Found] = {}
+        buffer = b""
+        while len(found) < 40:
+            buffer += raw.recv(1 << 16)
+            while len(buffer) >= 4 and len(buffer) >= (size := 4 + int.from_bytes(buffer[:4], "big")):
+                answer = msgspec.msgpack.decode(buffer[4:size], type=Answered)
+                buffer = buffer[size:]
+                if isinstance(answer, Found):
+                    found[answer.n] = answer
+        assert [found[n + 2].kind for n in range(40)] == [Kind.EXACT] * 20 + [Kind.MISS] * 20
+        assert b"answer 7" in found[9].answer
 
 
 def test_a_purge_takes_what_fits_and_tells_everyone(running: HelperProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from openai import OpenAI
 
 from forebay.cache.messages import cache_socket
+from forebay.cli.adminsocket import AdminSocket
+from forebay.state.messages import admin_socket
 from stack import KEY, MODEL, OTHER_KEY, Engine, Forebay, config_of, folder
 from waiting import eventually
 
@@ -92,6 +95,42 @@ def test_a_helper_that_is_killed_costs_no_answer_and_no_error(where: Path) -> No
 
 
 @pytest.mark.books
+def test_a_helper_that_is_stopped_is_killed_and_meanwhile_requests_are_misses(where: Path) -> None:
+    engine = Engine()
+    forebay = Forebay(where, config_of(where / "state", engine, callers=TENANTS, cache=MEANING))
+
+    admin = AdminSocket(admin_socket(where / "state"), "test")
+
+    def seen() -> dict[str, Any]:
+        told: dict[str, Any] = admin.ask("GET", "/cache")["helper_process"]
+        return told
+
+    try:
+        opened(forebay, 1)
+        first = ask(forebay, "怎么开具发票")
+        assert ask(forebay, "发票如何开") == ("semantic", first[1])
+        eventually(lambda: seen() == {"up": True, "ended": 0, "hung": 0, "why": ""})
+        (helper,) = helpers(forebay)
+        helper.suspend()
+        began = time.monotonic()
+        for n in range(5):
+            assert ask(forebay, f"How do I reset password {n}?")[0] == "miss"
+        assert time.monotonic() - began < 9  # a second of budget each, at most
+        eventually(lambda: seen()["hung"] == 1, 30)
+        assert "no answer for 10 s" in seen()["why"]
+        assert "cache hangs and is killed" in forebay.text
+        opened(forebay, 2)
+        eventually(lambda: seen()["up"])
+        eventually(lambda: ask(forebay, "请问怎样开具发票呢") == ("semantic", first[1]))
+        assert forebay.metric('forebay_cache_helper_restarts_total{why="hung"') == 1
+        assert forebay.metric('forebay_cache_helper_restarts_total{why="ended"') == 0
+        assert forebay.stop() == 0
+    finally:
+        forebay.close()
+        engine.close()
+
+
+@pytest.mark.books
 def test_a_reload_starts_ends_and_tells_it(where: Path) -> None:
     engine = Engine()
     config = config_of(where / "state", engine, callers=TENANTS)
@@ -131,6 +170,27 @@ def test_a_helper_that_cannot_live_is_given_up_and_requests_go_on(where: Path) -
         (state_dir / "run" / "cache.sock").rmdir()
         forebay.hup()
         opened(forebay, 1)
+        assert forebay.stop() == 0
+    finally:
+        forebay.close()
+        engine.close()
+
+
+def test_without_a_helper_a_purge_empties_the_workers_memory(where: Path) -> None:
+    engine = Engine()
+    cache = {"enabled": True, "length": True, "disk_bytes": 0}
+    forebay = Forebay(where, config_of(where / "state", engine, callers=TENANTS, cache=cache))
+    admin = AdminSocket(admin_socket(where / "state"), "test")
+    try:
+        for question, key in (("怎么开具发票", KEY), ("怎么退款", KEY), ("怎么退款", OTHER_KEY)):
+            assert ask(forebay, question, key)[0] == "miss"
+            assert ask(forebay, question, key)[0] == "exact"
+        assert admin.ask("POST", "/cache/purge", {"partition": "globex"}) == {"purged": None}
+        assert ask(forebay, "怎么退款", OTHER_KEY)[0] == "miss"
+        assert ask(forebay, "怎么退款")[0] == "exact"
+        assert admin.ask("POST", "/cache/purge", {"all": True}) == {"purged": None}
+        assert ask(forebay, "怎么退款")[0] == "miss"
+        assert ask(forebay, "怎么开具发票")[0] == "miss"
         assert forebay.stop() == 0
     finally:
         forebay.close()

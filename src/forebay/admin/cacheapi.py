@@ -2,10 +2,12 @@
 
 `GET /cache` ?partition= &most= → {"enabled", "share", "currency", "workers": {family: [{label: …, "value": …}, …]},
 "money": {"saved_nano", "background_nano", "net_nano", "unpriced"},
-"helper": what the helper process says of itself, or null, "why": why it says nothing; "" where it does}
+"helper": what the helper process says of itself, or null, "why": why it says nothing; "" where it does,
+"helper_process": {"up", "ended", "hung", "why"}, as the supervisor sees it}
 `GET /cache/entries` ?entry= or ?partition= &like= &most= → {"entries": [entry, …]}
 `POST /cache/purge` {entry, tag, source, partition, model, version, like, at_least}: all that fits all that is given;
-{"all": true}: everything → {"purged": how many}
+{"all": true}: everything → {"purged": how many; null where there is no helper process, and the workers' memory
+forgets}
 
 The helper process is asked on `cache.sock`, by a connection for each question: people ask rarely.
 """
@@ -25,9 +27,11 @@ from forebay import errors
 from forebay.admin.keys import Keys
 from forebay.admin.public import Endpoint, explained, json_object
 from forebay.admin.view import GatewayState
+from forebay.admin.workers import WorkerLink, why_not
 from forebay.cache.messages import Answered, Failed, Look, Purge, Purged, Said, Seen, cache_socket
 from forebay.errors import Outcome, Refusal
-from forebay.state.messages import FamilySnapshot
+from forebay.state.channel import Channel, ChannelBroken
+from forebay.state.messages import Done, FamilySnapshot, Forget
 
 ANSWER: Final = 20.0
 """Seconds the helper process has: a purge by likeness reads every question."""
@@ -35,6 +39,8 @@ LARGEST: Final = 64 << 20
 """Bytes of its answer."""
 MOST: Final = 1_000
 """Entries that can be asked for."""
+WORKER: Final = 5.0
+"""Seconds a worker has."""
 _FAMILY: Final = "forebay_cache_"
 _N: Final = 1
 M = TypeVar("M")
@@ -101,15 +107,23 @@ class CacheAdmin:
             "money": net(workers),
             "helper": helper,
             "why": why,
+            "helper_process": msgspec.structs.asdict(self._state.helper),
         }
 
     async def entries(self, look: Look) -> Any:
         """Raises Refusal."""
         return msgspec.json.decode((await self._ask(look, Seen)).json)
 
-    async def purge(self, purge: Purge) -> int:
-        """Raises Refusal."""
-        return (await self._ask(purge, Purged)).count
+    async def purge(self, purge: Purge) -> int | None:
+        """How many; None: of the workers' memory alone, which does not count. Raises Refusal."""
+        cache = self._state.config.cache
+        if not cache.enabled or cache.helped or purge.like:
+            return (await self._ask(purge, Purged)).count
+        told = msgspec.convert(purge, Forget, from_attributes=True)
+        answers = await asyncio.gather(*(_told(link, told) for link in self._state.workers.links))
+        if silent := [why for why in answers if why]:
+            raise _unavailable("; ".join(silent))
+        return None
 
     async def _ask(self, message: Said, wanted: type[M]) -> M:
         """Raises Refusal."""
@@ -123,7 +137,7 @@ class CacheAdmin:
                 409,
                 "cache_not_helped",
                 "These answers are in the workers' memory alone, for cache.disk_bytes is 0 and neither cache.redis nor "
-                "cache.semantic is set. A new cache.version and a reload (SIGHUP) let all of them go unused.",
+                "cache.semantic is set. They cannot be listed, and are purged by anything but likeness.",
                 outcome=Outcome.BAD_REQUEST,
             )
         try:
@@ -138,6 +152,22 @@ class CacheAdmin:
                 f"the cache's helper process answered {type(answer).__name__}: are two versions running?"
             )
         return answer
+
+
+async def _told(link: WorkerLink, message: Forget) -> str:
+    """Why it has not forgotten; "": it has."""
+    try:
+        async with asyncio.timeout(WORKER):
+            channel = await Channel.connect(str(link.path))
+            try:
+                answer = await channel.ask(message)
+            finally:
+                await channel.close()
+        if not isinstance(answer, Done):
+            raise ChannelBroken(f"answered {type(answer).__name__}, not Done")
+    except (OSError, ChannelBroken, TimeoutError) as e:
+        return f"worker {link.index} has not forgotten anything: {why_not(e, WORKER)}"
+    return ""
 
 
 def _unavailable(why: str) -> Refusal:

@@ -46,7 +46,7 @@ from forebay.config.models import Config
 from forebay.gateway import logs
 from forebay.ledger.pricing import PriceBook
 from forebay.state.channel import Channel, ChannelBroken
-from forebay.state.messages import Draining, Ready, Reload, Start, admin_socket, run_dir
+from forebay.state.messages import Draining, HelperState, Ready, Reload, Start, admin_socket, run_dir
 from forebay.wire.tasks import unless
 
 WORKERS: Final = 1
@@ -101,6 +101,7 @@ async def _run_all(config: Config, channel: Channel, start: Start, leave: asynci
     private_folder(run_dir(config.state_dir))
     unix = _listen_unix(admin_socket(config.state_dir))
     state = GatewayState(config, start.boot, WORKERS)
+    state.helper = start.helper or state.helper
     clock = SystemClock()
     keys = Keys(config.database, config.state_dir, state.workers, clock)
     usage = UsageReports(state, clock)
@@ -190,6 +191,8 @@ async def _follow(
             match message:
                 case Draining():
                     state.draining = True
+                case HelperState():
+                    state.helper = message
                 case Reload(config, _, prices):
                     _reload(state, alerting, priced, config, prices)
                 case other:

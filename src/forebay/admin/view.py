@@ -18,7 +18,7 @@ from forebay.admin.sums import Store, Sums
 from forebay.admin.threads import Busy, Threads
 from forebay.admin.workers import Workers
 from forebay.config.models import Config
-from forebay.state.messages import EngineState, FamilySnapshot, Snapshot, run_dir
+from forebay.state.messages import EngineState, FamilySnapshot, HelperState, Snapshot, run_dir
 
 SCRAPE: Final = 0.25
 """Seconds a scrape waits for fresh snapshots."""
@@ -101,6 +101,8 @@ class GatewayState:
         self._unsaved = ""
         self.ledger: Ingest | None = None
         """None where the ledger is not enabled."""
+        self.helper = HelperState()
+        """Of the cache, as the supervisor says."""
         self.own: list[Callable[[], tuple[FamilySnapshot, ...]]] = []
         """What else this process counts. Its counters go on over a restart."""
 
@@ -114,7 +116,8 @@ class GatewayState:
         own = tuple(family for families in self.own for family in families())
         own += self.ledger.families() if self.ledger is not None else ()
         self._sums.report("admin", self._own_boot, process_families("admin", os.getpid()) + own)
-        self._sums.report("supervisor", self._boot, process_families("supervisor", os.getppid()))
+        children = (*process_families("supervisor", os.getppid()), restarts(self.helper))
+        self._sums.report("supervisor", self._boot, children)
         living = ["admin", "supervisor", *(_role(link.index) for link in self.workers.links if link.up)]
         total = self._sums.total(living)
         # Kept before it is shown: what a scrape has seen must not be lower after a restart of this process.
@@ -243,3 +246,13 @@ def private_folder(path: Path) -> None:
     """Make a folder of mode 0700, or bring an existing one to it. Raises OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
+
+
+def restarts(helper: HelperState) -> FamilySnapshot:
+    return FamilySnapshot(
+        "forebay_cache_helper_restarts",
+        "Ends of the helper process that nobody asked for: it ended, or hung and was killed.",
+        "counter",
+        ("why",),
+        values=((("ended",), float(helper.ended)), (("hung",), float(helper.hung))),
+    )

@@ -144,6 +144,9 @@ def purge(
         print(json.dumps(answer))
         return
     count = answer["purged"]
+    if count is None:
+        print("Workers' memory, where all answers are, has forgotten what fits.", file=sys.stderr)
+        return
     print(f"{count:,} answer{' is' if count == 1 else 's are'} forgotten.", file=sys.stderr)
 
 

@@ -33,6 +33,12 @@ def show_stats(found: Mapping[str, Any], partition: str = "") -> None:
         out.print("cache.enabled is false: no answer is given again.")
     if not partition:
         _of_workers(out, found["workers"], found["currency"])
+    process = found["helper_process"]
+    if not partition and (process["ended"] or process["hung"]):
+        out.print(
+            f"The helper process was started again since it ended by itself ({process['ended']} times) or hung and was"
+            f" killed ({process['hung']}); the last time: {shown(process['why'])}."
+        )
     helper = found["helper"]
     if helper is None:
         out.print(f"Helper process: {found['why']}")

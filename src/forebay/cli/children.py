@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from forebay.cli.heartbeat import BEAT, Heart
 from forebay.state.channel import CHANNEL_ENV, Channel, ChannelBroken
-from forebay.state.messages import Message, Ready, Start
+from forebay.state.messages import Message, Ping, Pong, Ready, Start
 from forebay.wire.tasks import unless
 
 log = logging.getLogger("forebay.supervisor")
@@ -42,6 +43,10 @@ class Plan:
     vital: bool = False
     leave: float = 3.0
     """Seconds from SIGTERM until it is killed; of a worker, from the end of its drain."""
+    watched: bool = False
+    """It answers `Ping`; where it does not for too long, it is killed."""
+    beat: float = BEAT
+    """Seconds between these."""
 
 
 class Child:
@@ -54,6 +59,15 @@ class Child:
         self.hopeless = asyncio.Event()
         self._ever_ready = False
         self.stopping = False
+        self.ended = 0
+        """How often it ended by itself."""
+        self.hung = 0
+        """How often it was killed, since it hung."""
+        self.why = ""
+        """Of the last of these."""
+        self.changed: Callable[[], None] = lambda: None
+        """It became ready, or ended."""
+        self._hangs = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._gone = asyncio.Event()
@@ -76,6 +90,7 @@ class Child:
             self.ready.clear()
             if self._told_to_stop():
                 return
+            self._count(code)
             if time.monotonic() - began > STEADY:
                 delay = FIRST_DELAY
             if self.unready >= GIVE_UP and (self.plan.vital or not self._ever_ready):
@@ -87,6 +102,14 @@ class Child:
 
     def _told_to_stop(self) -> bool:
         return self.stopping
+
+    def _count(self, code: int) -> None:
+        self.why, self._hangs = self._hangs or how_it_ended(code), ""
+        if self.why != how_it_ended(code):
+            self.hung += 1
+        else:
+            self.ended += 1
+        self.changed()
 
     async def _run_once(self) -> int:
         ours: socket.socket | None = None
@@ -112,7 +135,10 @@ class Child:
         try:
             if ours is not None and self.plan.start is not None:
                 self._channel = await Channel.from_socket(ours)
-                await self._talk(self._channel, self.plan.start())
+                if self.plan.watched:
+                    await self._watch(self._channel, self.plan.start())
+                else:
+                    await self._talk(self._channel, self.plan.start())
             else:
                 self.ready.set()
             await self._gone.wait()
@@ -139,6 +165,43 @@ class Child:
             self._ever_ready = True
         elif answer is not None:
             log.error("%s said %s where it should say Ready", self.plan.name, type(answer).__name__)
+
+    async def _watch(self, channel: Channel, start: Start) -> None:
+        """Say what to do, and see to it that it lives, until its end."""
+        heart = Heart()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._hear(channel, start, heart)), group.create_task(self._beat(heart))]
+            await self._gone.wait()
+            for task in tasks:
+                task.cancel()
+
+    async def _hear(self, channel: Channel, start: Start, heart: Heart) -> None:
+        try:
+            await channel.send(start)
+            while (message := await channel.receive()) is not None:
+                match message:
+                    case Ready():
+                        self.ready.set()
+                        self._ever_ready = True
+                        self.changed()
+                    case Pong(n, hangs):
+                        heart.heard(n, hangs)
+                    case other:
+                        log.error("%s said %s, which nobody asked for", self.plan.name, type(other).__name__)
+        except ConnectionError:
+            return  # it is ending, which `_gone` shows
+        except ChannelBroken as e:
+            log.error("the channel to %s is broken: %s", self.plan.name, e)
+
+    async def _beat(self, heart: Heart) -> None:
+        while not self._told_to_stop():
+            if hangs := heart.hangs(self.plan.beat):
+                self._hangs = hangs
+                log.error("%s hangs and is killed: %s", self.plan.name, hangs)
+                self.signal(signal.SIGKILL)
+                return
+            await self.send(Ping(heart.beat()))
+            await asyncio.sleep(self.plan.beat)
 
     async def send(self, message: Message) -> None:
         """Tell it something; nothing happens where it is not there."""

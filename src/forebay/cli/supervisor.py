@@ -19,6 +19,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+
 from forebay.cache.messages import cache_socket
 from forebay.cli.children import GIVE_UP, Child, Plan, python
 from forebay.cli.enginefile import EVERY, EngineFile
@@ -27,7 +29,16 @@ from forebay.config.models import Address, Config
 from forebay.config.problems import ConfigError
 from forebay.gateway import logs
 from forebay.ledger.pricebuild import build_book
-from forebay.state.messages import Drain, Draining, Reload, Start, admin_socket, run_dir, worker_socket
+from forebay.state.messages import (
+    Drain,
+    Draining,
+    HelperState,
+    Reload,
+    Start,
+    admin_socket,
+    run_dir,
+    worker_socket,
+)
 from forebay.wire.tasks import unless
 
 log = logging.getLogger("forebay.supervisor")
@@ -154,7 +165,7 @@ class Supervisor:
                 "admin",
                 lambda: python("forebay.admin.main"),
                 admin_fds,
-                lambda: self._start_message(0, admin_fds),
+                lambda: self._start_admin(admin_fds),
                 leave=ADMIN_LEAVES,
             )
         )
@@ -172,6 +183,10 @@ class Supervisor:
         self.engine = Child(engine) if engine is not None else None
         self.cache: Child | None = None
         """The cache's helper, where it is configured: nothing else waits for it."""
+        self._counted = HelperState()
+        """Of the cache's helpers that were before this one."""
+        self._told = asyncio.Event()
+        """There is something new to tell of it."""
         self._keep: Callable[[Child], None] = lambda child: None
         self.exit_code = EX_OK
 
@@ -180,14 +195,31 @@ class Supervisor:
         return [*self.workers, self.admin, *(child for child in (self.engine, self.cache) if child is not None)]
 
     def _cache_helper(self) -> Child:
-        return Child(
+        child = Child(
             Plan(
                 "cache",
                 lambda: python("forebay.helper.main"),
                 start=lambda: self._start_message(0, ()),
                 leave=CACHE_LEAVES,
+                watched=True,
             )
         )
+        child.changed = self._told.set
+        return child
+
+    def _helper_state(self) -> HelperState:
+        before, child = self._counted, self.cache
+        if child is None:
+            return before
+        return HelperState(
+            child.ready.is_set(), before.ended + child.ended, before.hung + child.hung, child.why or before.why
+        )
+
+    async def _tell_of_helper(self) -> None:
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            await self.admin.send(self._helper_state())
 
     def _bind(self, address: Address) -> socket.socket:
         sock = bind(address)
@@ -198,6 +230,9 @@ class Supervisor:
     def _start_message(self, index: int, fds: tuple[int, ...]) -> Start:
         config, listed, prices = self._whole()
         return Start(config, index, self._boot, listed, prices, fds)
+
+    def _start_admin(self, fds: tuple[int, ...]) -> Start:
+        return msgspec.structs.replace(self._start_message(0, fds), helper=self._helper_state())
 
     def _whole(self) -> tuple[str, int, str]:
         """The configuration with the watched file's engines, as JSON, how many those are, and the prices."""
@@ -219,6 +254,7 @@ class Supervisor:
                     group.create_task(self._announce(on_ready)),
                     group.create_task(self._reloads()),
                     group.create_task(self._follow_list()),
+                    group.create_task(self._tell_of_helper()),
                     *(group.create_task(self._give_up_with(c)) for c in (*self.workers, self.admin)),
                 ]
                 await self._stop.wait()
@@ -265,7 +301,9 @@ class Supervisor:
         """Start or end the cache's helper, as configured; one that was given up gets another try."""
         child = self.cache
         if child is not None and (child.hopeless.is_set() or not self._config.cache.helped):
+            self._counted = msgspec.structs.replace(self._helper_state(), up=False)
             self.cache = None
+            self._told.set()
             await self._end(child)
         if self.cache is None and self._config.cache.helped:
             self.cache = self._cache_helper()

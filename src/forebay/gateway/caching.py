@@ -24,7 +24,7 @@ from forebay.cache import answers, key
 from forebay.cache.answers import About, Answer, Unfit
 from forebay.cache.key import KNOWLEDGE, Asked, Bypassed, Facts
 from forebay.cache.memory import Answers
-from forebay.cache.messages import Drop, Found, Kind, Store, cache_socket
+from forebay.cache.messages import Drop, Found, Kind, Purge, Store, cache_socket
 from forebay.config.models import Class, Config
 from forebay.errors import Outcome
 from forebay.gateway import forwarding, keeping
@@ -37,6 +37,7 @@ from forebay.gateway.flight_seats import End, Shared, usage_fields
 from forebay.gateway.flights import Flight
 from forebay.gateway.handles import Entry
 from forebay.ledger.tokens import NO_TOKENS
+from forebay.state.messages import Forget
 from forebay.wire.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -503,6 +504,10 @@ class Caching:
         if message.purge is not None:
             self.memory.drop(message.purge, time())
             self.sweep()
+
+    def forget(self, message: Forget) -> None:
+        """The admin process says so, where there is no helper process."""
+        self.dropped(Drop(Purge(0, **msgspec.structs.asdict(message)), (message.entry,) if message.entry else ()))
 
     def _forget(self) -> None:
         self.memory.clear()

@@ -25,6 +25,7 @@ from forebay.state.messages import (
     Done,
     FamilySnapshot,
     Follow,
+    Forget,
     GetAdmission,
     GetBudgets,
     GetPrefix,
@@ -82,6 +83,10 @@ class Control:
                     case GetPrefix():
                         watching = self._gateway.watching
                         await channel.send(watching.state() if watching is not None else PrefixState(False))
+                    case Forget():
+                        if (caching := self._gateway.caching) is not None:
+                            caching.forget(message)
+                        await channel.send(Done())
                     case SetKeys():
                         self._gateway.take(message)
                         await channel.send(Done())

@@ -16,6 +16,7 @@ from forebay.cache.semantic.embedder import POLICY, Embedder, open_embedder
 from forebay.cache.semantic.guard import FEATURES, compare
 from forebay.cache.semantic.index import Index, Space
 from forebay.cache.semantic.judge import reckoned
+from forebay.cache.semantic.readings import Readings
 from forebay.cache.stores import opening
 from forebay.cache.stores.store import SharedStore, Store
 from forebay.cache.stores.tiered import position_in
@@ -84,12 +85,13 @@ def open_meaning(config: Config, embedder: Embedder, store: Store, clock: Clock,
     rules = config.cache.semantic
     index = _index(config, Space(embedder.id, embedder.dimensions, POLICY), clock)
     try:
-        decider = _decider(config.cache, embedder, learned_file(config.state_dir))
+        readings = Readings()
+        decider = _decider(config.cache, embedder, learned_file(config.state_dir), readings)
     except BaseException:
         index.close()
         raise
     alone = store.name == "disk" or rules.index is not IndexKind.FAISS
-    meaning = Meaning(rules, embedder, index, decider, store, clock, rng, inf if alone else OTHERS)
+    meaning = Meaning(rules, embedder, index, decider, store, clock, rng, inf if alone else OTHERS, readings)
     meaning.refill()
     return meaning
 
@@ -119,13 +121,13 @@ def _index(config: Config, space: Space, clock: Clock) -> Index:
             return RedisIndex(config.cache.redis, space, rules.entries, clock.wall, wait=wait)
 
 
-def _decider(rules: Cache, embedder: Embedder, file: Path) -> Decider:
+def _decider(rules: Cache, embedder: Embedder, file: Path, readings: Readings) -> Decider:
     semantic = rules.semantic
     if semantic.verifier is not None:
         rated: verifier.Verifying = verifier.load(semantic.verifier, semantic.embedder, FEATURES)
     else:
         rated = verifier.shipped(semantic.embedder, FEATURES)
-    decider = Decider(semantic, embedder.id, rated, compare, reckoned(semantic.embedder))
+    decider = Decider(semantic, embedder.id, rated, compare, reckoned(semantic.embedder), readings.read)
     try:
         if not decider.load(file.read_bytes()):
             log.warning(

@@ -23,7 +23,7 @@ SOON: Final = 3_600.0
 class Lane(Generic[T]):
     """`work` gets what has come together, `batch` at most, in order. `idle` is called in between, and says in how many
     seconds it wants to be called again. `most` counts items, `most_bytes` what `put` is told of them. `gather`: seconds
-    in which more may come together with the first.
+    in which more may come together with the first, where all that wait are patient.
     Mutable state: the line, and how much of it was refused."""
 
     def __init__(
@@ -46,14 +46,20 @@ class Lane(Generic[T]):
         self._bytes = 0
         self._changed = threading.Condition()
         self._leaving = False
+        self._gathers = False
+        self._impatient = False
+        """One of those that wait does not wait for others."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.refused = 0
+        self._began = 0.0
+        """When what it does now was begun, on the monotonic clock; 0: it does nothing."""
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, item: T, size: int = 0, *, anyway: bool = False) -> bool:
-        """False where the line is full, unless it must be done `anyway`, or the thread is leaving: it is not done."""
+    def put(self, item: T, size: int = 0, *, anyway: bool = False, patient: bool = False) -> bool:
+        """False where the line is full, unless it must be done `anyway`, or the thread is leaving: it is not done.
+        `patient`: others may be waited for, to be done with it."""
         with self._changed:
             full = len(self._line) >= self._most or self._bytes + size > self._most_bytes
             if self._leaving or (full and not anyway):
@@ -61,7 +67,9 @@ class Lane(Generic[T]):
                 return False
             self._line.append((item, size))
             self._bytes += size
-            self._changed.notify()
+            self._impatient = self._impatient or not patient
+            if not self._gathers or self._impatient or len(self._line) >= self._batch:
+                self._changed.notify()
             return True
 
     def close(self, seconds: float) -> bool:
@@ -86,14 +94,17 @@ class Lane(Generic[T]):
             with self._changed:
                 if not self._line and not self._leaving:
                     self._changed.wait(min(max(0.0, due - time.monotonic()), SOON))
-                gathers = self._gather and 0 < len(self._line) < self._batch and not self._leaving
-            if gathers:
-                time.sleep(self._gather)
-            with self._changed:
+                if self._gather and self._line and not self._ripe():
+                    self._gathers = True
+                    self._changed.wait_for(self._ripe, self._gather)
+                    self._gathers = False
                 items = [self._line.popleft() for _ in range(min(len(self._line), self._batch))]
+                if not self._line:
+                    self._impatient = False
                 self._bytes -= sum(size for _, size in items)
                 if not items and self._leaving:
                     return
+            self._began = time.monotonic()
             try:
                 if items:
                     self._work([item for item, _ in items])
@@ -102,6 +113,16 @@ class Lane(Generic[T]):
             except Exception:
                 log.exception("%s failed", self._thread.name)
                 due = time.monotonic() + 1.0
+            finally:
+                self._began = 0.0
+
+    def _ripe(self) -> bool:
+        return self._leaving or self._impatient or len(self._line) >= self._batch
+
+    def at_it(self) -> float:
+        """Seconds that it has been at what it does now."""
+        began = self._began
+        return time.monotonic() - began if began else 0.0
 
     def __len__(self) -> int:
         return len(self._line)

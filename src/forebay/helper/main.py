@@ -12,7 +12,7 @@ ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 def main() -> None:
     for variable in ONE_THREAD:
         os.environ[variable] = "1"
-    from forebay.helper.process import run  # loads numpy, which reads these then
+    from forebay.helper.running import run  # loads numpy, which reads these then
 
     run()
 

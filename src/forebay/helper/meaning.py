@@ -21,12 +21,13 @@ from forebay.cache import answers
 from forebay.cache import language as languages
 from forebay.cache.messages import Find
 from forebay.cache.semantic import judge
-from forebay.cache.semantic.deciding import Candidate, Choice, Decider
+from forebay.cache.semantic.deciding import MOST_COMPARED, Candidate, Choice, Decider
 from forebay.cache.semantic.embedder import Embedder, EmbedderUnavailable, cleaned
 from forebay.cache.semantic.index import BadVector, Index, IndexUnavailable, Near, Vectors, checked
+from forebay.cache.semantic.readings import Readings
 from forebay.cache.stores.store import Known, Store
 from forebay.clock import Clock
-from forebay.config.cache import Semantic
+from forebay.config.cache import Mode, Semantic
 
 log = logging.getLogger("forebay.cache")
 
@@ -71,8 +72,10 @@ class Meaning:
         clock: Clock,
         rng: Random,
         every: float = inf,
+        readings: Readings | None = None,
     ) -> None:
-        """`every`: seconds between looks for questions that others put into the store."""
+        """`every`: seconds between looks for questions that others put into the store. `readings`: what the decider
+        reads questions with."""
         self.rules = rules
         self.embedder = embedder
         self.index = index
@@ -83,6 +86,9 @@ class Meaning:
         self._clock = clock
         self._rng = rng
         self._every = every
+        self.readings = readings or Readings()
+        self._wanted = MOST_COMPARED if rules.mode is Mode.BOUNDED else NEIGHBOURS
+        """Known neighbours that the decider looks at."""
         self._vectors: OrderedDict[str, Vectors] = OrderedDict()
         self._remembering = threading.Lock()
         self._suspects: set[str] = set()
@@ -187,17 +193,24 @@ class Meaning:
         return verdicts
 
     def _choose(self, question: Question, find: Find, vector: Vectors, near: Sequence[Near]) -> Choice:
-        known = self._store.known([one.entry for one in near]) if near else {}
         candidates: list[Candidate] = []
-        for one in near:
-            kept = known.get(one.entry)
-            if kept is None:
-                if len(self._suspects) < MOST_SUSPECTS:
-                    self._suspects.add(one.entry)
-            elif kept.partition == find.partition and kept.scope == find.scope:  # whatever the index says
-                candidates.append(Candidate(one.entry, cleaned(kept.question), one.cosine, one.vector))
+        readings: dict[str, bytes] = {}
+        for some in (near[: self._wanted], near[self._wanted :]):
+            if not some or len(candidates) >= self._wanted:
+                break
+            known = self._store.known([one.entry for one in some])
+            for one in some:
+                kept = known.get(one.entry)
+                if kept is None:
+                    if len(self._suspects) < MOST_SUSPECTS:
+                        self._suspects.add(one.entry)
+                elif kept.partition == find.partition and kept.scope == find.scope:  # whatever the index says
+                    text = cleaned(kept.question)
+                    candidates.append(Candidate(one.entry, text, one.cosine, one.vector))
+                    readings[text] = kept.reading
         private = (lambda entry: not self._open(entry, find.writer)) if find.writer else None
         with self.deciding:
+            self.readings.give(readings)
             return self.decider.decide(
                 question.text, question.language, candidates, find.partition, self._rng, vector, private
             )

@@ -54,30 +54,37 @@ class Connection(asyncio.Protocol):
         self._peers.add(self)
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
+        if self._buffer:
+            self._buffer += data
+            with memoryview(self._buffer) as view:
+                at = self._read(view)
+            if at:
+                del self._buffer[:at]
+        elif (at := self._read(memoryview(data))) < len(data):
+            self._buffer += memoryview(data)[at:]
+
+    def _read(self, view: memoryview) -> int:
+        """The messages that are whole; up to where they go, all where the connection is broken."""
         at = 0
-        while len(buffer) - at >= _HEAD:
-            size = int.from_bytes(buffer[at : at + _HEAD], "big")
+        while len(view) - at >= _HEAD:
+            size = int.from_bytes(view[at : at + _HEAD], "big")
             if size > MAX_FRAME:
                 self._broken(f"a frame of {size:,} bytes")
-                return
-            if len(buffer) - at - _HEAD < size:
+                return len(view)
+            end = at + _HEAD + size
+            if end > len(view):
                 break
-            frame = bytes(memoryview(buffer)[at + _HEAD : at + _HEAD + size])
-            at += _HEAD + size
             try:
-                message = _decoder.decode(frame)
+                message = _decoder.decode(view[at + _HEAD : end])
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
                 self._broken(str(e))
-                return
+                return len(view)
+            at = end
             self._peers.heard(self, message, size)
-        if at:
-            del buffer[:at]
+        return at
 
     def _broken(self, why: str) -> None:
         log.error("a message to the cache's helper is none, and its connection is closed: %s", why)
-        self._buffer.clear()
         self.abort()
 
     def send(self, frame: bytes) -> None:

@@ -15,19 +15,14 @@ What was found before a purge and would be sent after it is not sent (`_epoch`).
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import os
-import signal
-import sys
 import threading
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 from random import SystemRandom
+from types import MappingProxyType
 from typing import Final, NamedTuple
-
-import uvloop
-from pydantic import ValidationError
 
 from forebay.cache.messages import (
     Answered,
@@ -52,9 +47,8 @@ from forebay.cache.semantic.index import IndexUnavailable
 from forebay.cache.semantic.judge import Judged
 from forebay.cache.semantic.verifier import VerifierError
 from forebay.cache.stores.store import StoreError, StoreGone
-from forebay.clock import Clock, SystemClock
+from forebay.clock import Clock
 from forebay.config.models import Config
-from forebay.gateway import logs
 from forebay.helper.asking import ModelJudge
 from forebay.helper.building import (
     counts_file,
@@ -67,12 +61,10 @@ from forebay.helper.building import (
     written,
 )
 from forebay.helper.counts import Counts
+from forebay.helper.garbage import Garbage
 from forebay.helper.lanes import Lane
-from forebay.helper.peers import CannotListen, Connection, Peers, packed
+from forebay.helper.peers import Connection, Peers, packed
 from forebay.helper.service import CannotDo, Service
-from forebay.state.channel import Channel, ChannelBroken
-from forebay.state.messages import Ready, Reload, Start
-from forebay.wire.tasks import unless
 
 log = logging.getLogger("forebay.cache")
 
@@ -88,10 +80,14 @@ AGAIN: Final = (1.0, 30.0)
 """Seconds until what could not be opened is tried again: doubled each time."""
 LEAVE: Final = (0.5, 5.0)
 """Seconds for look-ups, and for chores, that wait when it is told to leave."""
-GATHER: Final = 0.005
-"""Seconds in which answers come together, to be written at once: a transaction costs more than what is in it."""
-SWITCH: Final = 0.0005
-"""Seconds that one thread computes while another one wants to: a look-up beside a chore (the default is 5 ms)."""
+GATHER: Final = 0.1
+"""Seconds in which answers come together, to be written at once: a transaction, and waking a thread, cost more than
+what is in it. What a crash loses of them are misses."""
+TOGETHER: Final = 64
+"""Answers that are not waited for any longer."""
+HANGS: Final = MappingProxyType({"look-ups": 30.0, "chores": 900.0})
+"""Seconds of one piece of work, of look-ups and of chores, after which it is taken to hang: a loop without an end, a
+disk that does not answer. Chores read an index of a million questions, or load a model, in one."""
 
 
 class _Waiting(NamedTuple):
@@ -119,12 +115,19 @@ class Helper:
 
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
+        self._garbage = Garbage(clock)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._peers = Peers(self._heard)
         self._lookups: Lane[_Waiting] = Lane("lookups", self._find, batch=BATCH, most=MOST_FINDS)
         self._chores: Lane[_Chore] = Lane(
-            "chores", self._do, batch=16, most=MOST_CHORES, most_bytes=CHORE_BYTES, idle=self._between, gather=GATHER
+            "chores",
+            self._do,
+            batch=TOGETHER,
+            most=MOST_CHORES,
+            most_bytes=CHORE_BYTES,
+            idle=self._between,
+            gather=GATHER,
         )
         self._service: Service | None = None
         self._using = threading.Lock()
@@ -145,6 +148,16 @@ class Helper:
         await self._peers.listen(cache_socket(self._config.state_dir))
         self._lookups.start()
         self._chores.start()
+
+    def clean_up(self) -> None:
+        """What lives now is not looked at again."""
+        self._garbage.everything()
+
+    def hangs(self) -> str:
+        """What a thread has been at for too long; "": none."""
+        spent = {"look-ups": self._lookups.at_it(), "chores": self._chores.at_it()}
+        late = [name for name, most in HANGS.items() if spent[name] > most]
+        return f"its {late[0]} stand still for {spent[late[0]]:.0f} s" if late else ""
 
     def reload(self, config: Config) -> None:
         self._chores.put(_Chore(None, config), anyway=True)
@@ -178,20 +191,28 @@ class Helper:
             if service is None:
                 connection.send(packed(Found(said.n, Kind.MISS, why="closed")))
                 return
+            if (missed := service.nothing(said)) is not None:
+                connection.send(packed(missed))
+                return
             waiting = _Waiting(connection, said, self._clock.now() + said.budget, self._epoch)
             if not self._lookups.put(waiting):
                 missed = Found(said.n, Kind.MISS, why="busy")
                 service.counts.found(said.partition, missed)
                 connection.send(packed(missed))
-        elif not self._chores.put(_Chore(connection, said), size) and not isinstance(said, Store | Unanswered):
+        elif isinstance(said, Store | Unanswered):
+            self._chores.put(_Chore(connection, said), size, patient=True)
+        elif not self._chores.put(_Chore(connection, said), size):
             connection.send(packed(Failed(said.n, "the cache's helper has too much to do; try again")))
 
     def _send(self, answers: Sequence[tuple[Connection, Answered, int]]) -> None:
         """`int`: the epoch in which it was asked for."""
-        for connection, answer, epoch in answers:
-            if isinstance(answer, Found) and answer.answer and epoch != self._epoch:
-                answer = Found(answer.n, Kind.MISS, why="purged", seconds=answer.seconds)
-            connection.send(packed(answer))
+        for connection, some in groupby(answers, itemgetter(0)):
+            frames = []
+            for _, answer, epoch in some:
+                if isinstance(answer, Found) and answer.answer and epoch != self._epoch:
+                    answer = Found(answer.n, Kind.MISS, why="purged", seconds=answer.seconds)
+                frames.append(packed(answer))
+            connection.send(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def _tell(self, drop: Drop) -> None:
         self._epoch += 1
@@ -217,6 +238,7 @@ class Helper:
                 found = [Found(find.n, Kind.MISS, why="failed") for find in finds]
         answers = [(one.connection, answer, one.epoch) for one, answer in zip(waiting, found, strict=True)]
         self._loop.call_soon_threadsafe(self._send, answers)
+        self._garbage.asked()
 
     # --- chores ------------------------------------------------------------------------------------------------------
 
@@ -225,6 +247,7 @@ class Helper:
             self._service.ahead([chore.said for chore in chores if isinstance(chore.said, Store)])
         for storing, group in groupby(chores, lambda chore: isinstance(chore.said, Store)):
             self._do_in_order(list(group), together=storing)
+        self._garbage.little()
 
     def _do_in_order(self, chores: list[_Chore], *, together: bool) -> None:
         if together and len(chores) > 1 and self._service is not None:
@@ -281,6 +304,8 @@ class Helper:
         if now >= self._save_at:
             self._save_at = now + SAVE
             self._save()
+        self._garbage.little()
+        self._garbage.whole()
         wait = self._service.chore() if self._service is not None else AGAIN[1]
         if self._unopened():
             wait = min(wait, max(0.05, self._open_at - self._clock.now()))
@@ -367,6 +392,7 @@ class Helper:
         self._open_at, self._again, self._said = 0.0, AGAIN[0], ""
         if config.cache.enabled:
             self._open()
+        self._garbage.everything()
 
     def _close_service(self) -> None:
         self._leaving.set()
@@ -418,81 +444,3 @@ class Helper:
             return
         except (OSError, ValueError) as e:
             log.warning("%s cannot be read, and the cache counts from 0: %s", file, e)
-
-
-def run() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    sys.setswitchinterval(SWITCH)
-    try:
-        uvloop.run(_run())
-    except (ChannelBroken, CannotListen, ValidationError) as e:
-        sys.exit(f"forebay cache helper: {_plain(e)}")
-    gc.freeze()
-
-
-def _plain(error: Exception) -> str:
-    if isinstance(error, ValidationError):  # its text holds the input, and that holds secrets
-        return str([(x["loc"], x["msg"]) for x in error.errors(include_input=False, include_context=False)])
-    return str(error)
-
-
-async def _run() -> None:
-    leave = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave.set)
-    channel = await Channel.inherited()
-    try:
-        start = await unless(leave, channel.receive())
-        if start is None:
-            return
-        if not isinstance(start, Start):
-            raise ChannelBroken(f"the first message was {type(start).__name__}, not Start")
-        config = Config.model_validate_json(start.config)
-        writer = logs.start(config.logging, "cache")
-        logging.getLogger("faiss").setLevel(logging.WARNING)
-        try:
-            await _serve(config, channel, leave)
-        finally:
-            await asyncio.to_thread(writer.close)
-    finally:
-        await channel.close()
-
-
-async def _serve(config: Config, channel: Channel, leave: asyncio.Event) -> None:
-    helper = Helper(config, SystemClock())
-    await helper.start()
-    following = asyncio.ensure_future(_follow(channel, helper, leave))
-    try:
-        await unless(leave, helper.opened.wait())
-        if not leave.is_set():
-            gc.collect()
-            gc.freeze()
-            await channel.send(Ready(os.getpid()))
-        await leave.wait()
-    except ConnectionError:
-        pass  # the supervisor is gone
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        await helper.close()
-
-
-async def _follow(channel: Channel, helper: Helper, leave: asyncio.Event) -> None:
-    """The supervisor's messages until it has gone."""
-    try:
-        while (message := await channel.receive()) is not None:
-            match message:
-                case Reload(text):
-                    try:
-                        config = Config.model_validate_json(text)
-                    except ValidationError as e:
-                        log.error("reload: %s; the running configuration stays in force", _plain(e))
-                        continue
-                    logs.configure(config.logging)
-                    helper.reload(config)
-                case other:
-                    log.warning("the supervisor sent %s, which is not for this process", type(other).__name__)
-    except ChannelBroken as e:
-        log.error("the channel to the supervisor is broken: %s", e)
-    finally:
-        leave.set()

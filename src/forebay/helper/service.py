@@ -92,6 +92,15 @@ class Service:
             self.counts.found(find.partition, one)
         return done
 
+    def nothing(self, find: Find) -> Found | None:
+        """A miss, where that is certain without asking anyone: for the event loop. A question that may be compared is
+        none."""
+        if (find.scope and find.question and self.meaning is not None) or not self.store.absent(find.exact):
+            return None
+        found = Found(find.n, Kind.MISS, seconds=1e-5)
+        self.counts.found(find.partition, found)
+        return found
+
     def _exact(self, find: Find) -> Found | None:
         record = self.store.exact(find.exact)
         if record is None or record.partition != find.partition:
@@ -158,7 +167,8 @@ class Service:
             answer = msgspec.structs.replace(answer, verified=True)
             message.answer = answers.encode(answer)
         scope, text = self._compared(message, answer)
-        put = self.store.put(_record(message, answer, scope))
+        reading = self.meaning.readings.pack(text) if self.meaning is not None and scope else b""
+        put = self.store.put(_record(message, answer, scope), reading)
         if (meaning := self.meaning) is not None:
             meaning.remove(put.gone)
             if put.kept and scope:
@@ -193,7 +203,8 @@ class Service:
         answer = answers.decode(record.answer) if record is not None else None
         if record is not None and answer is not None and not answer.verified:
             encoded = answers.encode(msgspec.structs.replace(answer, verified=True))
-            self.store.put(msgspec.structs.replace(record, answer=encoded))
+            known = self.store.known([entry]).get(entry)
+            self.store.put(msgspec.structs.replace(record, answer=encoded), known.reading if known is not None else b"")
 
     def give_up(self, message: Unanswered) -> None:
         if message.ticket and (meaning := self.meaning) is not None:

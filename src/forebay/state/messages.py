@@ -4,10 +4,12 @@ Two channels, one framing (`state.channel`):
 
 - supervisor ↔ child: an inherited socket pair, fd number in `FOREBAY_CHANNEL`. The supervisor sends `Start`, later
   `Reload` and `Drain`; the child answers `Ready` once. End of file means that the supervisor is gone: drain and leave.
+  The cache's helper answers each `Ping` by a `Pong`; of its state the admin process hears by `HelperState`.
 - admin → worker: the worker's Unix socket `worker-N.sock` in the run directory. The admin process sends `GetSnapshot`,
   `GetAdmission`, `GetPrefix`, `SetKeys` and `SetEngines`; the worker answers with `Snapshot`, `AdmissionState` or
-  `NoAdmission`, `PrefixState`, and `Done`. Of the books it sends, over a channel of its own, `Follow`, and the worker
-  answers `Committed`; and over another `GetBudgets`, answered by `Budgets`, and `SetUse`, by `Done`.
+  `NoAdmission`, `PrefixState`, and `Done`, by which it answers `Forget`, too. Of the books it sends, over a channel of
+  its own, `Follow`, and the worker answers `Committed`; and over another `GetBudgets`, answered by `Budgets`, and
+  `SetUse`, by `Done`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,18 @@ import msgspec
 from forebay.ledger.limit_state import Use
 from forebay.ledger.records import Account, KeyRecord
 from forebay.ledger.rules import Rule
+
+
+class HelperState(msgspec.Struct, tag="helper", frozen=True):
+    """To the admin process: how the cache's helper fares, since the start of the supervisor."""
+
+    up: bool = False
+    ended: int = 0
+    """How often it ended by itself."""
+    hung: int = 0
+    """How often it was killed, since it did not answer or a thread of it hung."""
+    why: str = ""
+    """Of the last of these."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
@@ -35,6 +49,8 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     """Every price that is known: a `ledger.pricing.PriceBook` as JSON."""
     fds: tuple[int, ...] = ()
     """Listening sockets, in the order of `config.listeners` (worker) or one for the admin address (admin)."""
+    helper: HelperState | None = None
+    """To the admin process."""
 
 
 class Reload(msgspec.Struct, tag="reload", frozen=True):
@@ -56,6 +72,18 @@ class Draining(msgspec.Struct, tag="draining", frozen=True):
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     pid: int
+
+
+class Ping(msgspec.Struct, tag="ping", frozen=True):
+    """To the cache's helper: does its event loop still turn? Answered by a `Pong` of the same number."""
+
+    n: int
+
+
+class Pong(msgspec.Struct, tag="pong", frozen=True):
+    n: int
+    hangs: str = ""
+    """What one of its threads has been at for far too long; "": none."""
 
 
 class GetSnapshot(msgspec.Struct, tag="get_snapshot", frozen=True):
@@ -235,6 +263,18 @@ class GetPrefix(msgspec.Struct, tag="get_prefix", frozen=True):
     pass
 
 
+class Forget(msgspec.Struct, tag="forget", frozen=True):
+    """To a worker, where no helper process tells it: answers in its memory that fit all that is given must not be given
+    any more; nothing given: all. Fields as in `cache.messages.Purge`."""
+
+    entry: str = ""
+    tag: str = ""
+    source: str = ""
+    partition: str = ""
+    model: str = ""
+    version: str = ""
+
+
 class PrefixBreak(msgspec.Struct, frozen=True):
     """What varies in prompts and has much of the same behind it (cache.prefix.watch)."""
 
@@ -298,9 +338,13 @@ Message = (
     | Drain
     | Draining
     | Ready
+    | Ping
+    | Pong
+    | HelperState
     | GetSnapshot
     | GetAdmission
     | GetPrefix
+    | Forget
     | SetKeys
     | SetEngines
     | Done

@@ -308,3 +308,38 @@ def test_where_the_file_fails_the_rest_is_put_one_by_one(tmp_path: Path, clock: 
     other.close()
     assert store.put(record(1, clock)).kept
     store.close()
+
+
+def test_a_question_is_known_with_its_reading_also_in_a_file_that_had_none(tmp_path: Path, clock: ManualClock) -> None:
+    store = opened(tmp_path, clock)
+    store.put(record(1, clock), b"one")
+    store.close()
+    with sqlite3.connect(tmp_path / "answers.db") as db:
+        db.execute("ALTER TABLE records DROP COLUMN reading")  # as an older version made it
+    store = opened(tmp_path, clock)
+    kept = [record(n, clock) for n in range(1, 201)]
+    for n, one in enumerate(kept[1:], 2):
+        assert store.put(one, b"%d" % n).kept
+    found = store.known([one.entry for one in kept])
+    assert [found[one.entry].reading for one in kept] == [b"", *(b"%d" % n for n in range(2, 201))]
+    assert store.known([]) == {}
+    assert store.get(kept[0].entry) == kept[0]
+    store.close()
+
+
+def test_a_full_disk_is_told_until_something_can_be_written_again(tmp_path: Path, clock: ManualClock) -> None:
+    store = opened(tmp_path, clock)
+    first = record(1, clock)
+    assert store.put(first).kept
+    pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
+    store._writer.execute(f"PRAGMA max_page_count = {pages}")  # SQLite then says what it says of a full disk
+    assert not store.put(record(2, clock, answer=bytes(100_000))).kept
+    assert "full; no answer is kept" in store.state
+    assert store.stats().state == store.state
+    store.expire()  # nothing to be done, which says nothing
+    assert "full" in store.state
+    assert store.exact(first.exact) == first
+    store._writer.execute("PRAGMA max_page_count = 100000")
+    assert store.put(record(3, clock)).kept
+    assert store.state == "ok"
+    store.close()

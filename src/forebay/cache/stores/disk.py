@@ -19,6 +19,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.cache.messages import Drop, Purge
+from forebay.cache.stores.disk_sql import (
+    IDS,
+    KNOWN,
+    PACKED,
+    TABLES,
+    damaged,
+    delete,
+    keys_of,
+    number,
+    taken,
+    text,
+    unwritable,
+    where,
+)
+from forebay.cache.stores.presence import Presence
 from forebay.cache.stores.store import (
     PAGE,
     BadRecord,
@@ -44,34 +59,14 @@ _APPLICATION: Final = 0x66626163  # "fbac"
 _LAYOUT: Final = 1
 """Of the tables (user_version). A file with another one is emptied: what a cache holds can be had again."""
 _MOST_TOUCHED: Final = 2_048
+_FEW: Final = 64
+"""Entries that are asked for by one statement."""
+_ROUNDED: Final = 8_192
+"""Bytes that an answer takes beyond its own, at most: pages that are not full, and indexes."""
 _MOST_EVICTED: Final = 256
 """Entries that one put may take away to make room."""
 _LARGEST: Final = 4
 """A record may take this part of the file, at most: a quarter."""
-
-_PACKED: Final = {
-    "exact": "SELECT record FROM packed JOIN records USING (id) WHERE exact = ? AND until > ?",
-    "entry": "SELECT record FROM packed JOIN records USING (id) WHERE entry = ? AND until > ?",
-}
-_IDS: Final = {
-    "exact": "SELECT id FROM records WHERE exact = ?",
-    "entry": "SELECT id FROM records WHERE entry = ?",
-}
-_HAS: Final = {
-    "tags": "EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)",
-    "sources": "EXISTS (SELECT 1 FROM json_each(sources) WHERE value = ?)",
-}
-
-_TABLES: Final = """
-CREATE TABLE records (
-    id INTEGER PRIMARY KEY, entry TEXT NOT NULL UNIQUE, exact BLOB NOT NULL UNIQUE, scope BLOB NOT NULL,
-    question TEXT NOT NULL, partition TEXT NOT NULL, model TEXT NOT NULL, version TEXT NOT NULL,
-    tags TEXT NOT NULL, sources TEXT NOT NULL, until REAL NOT NULL, used REAL NOT NULL
-);
-CREATE INDEX by_until ON records (until);
-CREATE INDEX by_used ON records (used);
-CREATE TABLE packed (id INTEGER PRIMARY KEY, record BLOB NOT NULL);
-"""
 
 
 def answers_file(state_dir: Path) -> Path:
@@ -106,21 +101,32 @@ class Disk:
         self._owes = False
         """A purge could not be done (a full disk): what it fits may be in the file still, and is not given."""
         self.state = "ok"
+        self._failing = False
+        """Nothing could be written since."""
         self._reading = threading.Lock()
         self._writing = threading.RLock()
         self._together = False
+        self._room = 0
+        """Bytes that there certainly are without looking."""
+        self._keys = Presence()
         self._open()
 
     # --- look-ups ----------------------------------------------------------------------------------------------------
 
     def exact(self, key: bytes) -> Record | None:
+        if self._keys.absent(key):
+            self._tally.misses += 1
+            return None
         return self._one("exact", key)
+
+    def absent(self, key: bytes) -> bool:
+        return self._keys.absent(key)
 
     def get(self, entry: str) -> Record | None:
         return self._one("entry", entry)
 
     def _one(self, column: str, value: str | bytes) -> Record | None:
-        found = self._looked_up(_PACKED[column], (value, self._wall()))
+        found = self._looked_up(PACKED[column], (value, self._wall()))
         if found:
             try:
                 record = unpack(found[0][0])
@@ -144,15 +150,16 @@ class Disk:
         else:
             self._tally.damaged += 1
         with suppress(StoreGone), self._write() as db:  # met again, and counted again, where that failed
-            _delete(db, _IDS[column], (value,))
+            delete(db, IDS[column], (value,))
 
     def known(self, entries: Sequence[str]) -> dict[str, Known]:
-        found = self._looked_up(
-            "SELECT entry, scope, question, partition FROM records"
-            " WHERE entry IN (SELECT value FROM json_each(?)) AND until > ?",
-            (json.dumps(list(entries)), self._wall()),
-        )
-        return {row[0]: Known(*row) for row in found}
+        found: dict[str, Known] = {}
+        for start in range(0, len(entries), _FEW):
+            some = entries[start : start + _FEW]
+            marks = "?, " * (len(some) - 1) + "?"
+            rows = self._looked_up(f"{KNOWN} IN ({marks})", (self._wall(), *some))
+            found.update({row[0]: Known(*row) for row in rows})
+        return found
 
     def _looked_up(self, sql: str, values: Sequence[object]) -> list[Any]:
         try:
@@ -172,7 +179,7 @@ class Disk:
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def put(self, record: Record) -> Put:
+    def put(self, record: Record, reading: bytes = b"") -> Put:
         packed = pack(record)
         now = self._wall()
         if record.until <= now or len(packed) > self.most_bytes // _LARGEST or self._purged.forbids(record):
@@ -180,11 +187,7 @@ class Disk:
             return Put(False, ())
         try:
             with self._write() as db:
-                gone = _delete(db, "SELECT id FROM records WHERE exact = ? OR entry = ?", (record.exact, record.entry))
-                made_room, kept = self._make_room(db, len(packed) + len(record.question) * 4)
-                gone = gone + made_room
-                if kept:
-                    self._insert(db, record, packed, now)
+                gone, made_room, kept = self._put(db, record, packed, now, reading)
         except StoreGone:
             self._tally.refused += 1
             return Put(False, ())
@@ -194,6 +197,29 @@ class Disk:
         else:
             self._tally.refused += 1
         return Put(kept, tuple(one for one in gone if not (kept and one == record.entry)))
+
+    def _put(
+        self, db: sqlite3.Connection, record: Record, packed: bytes, now: float, reading: bytes
+    ) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+        """What went, what of it to make room, and whether it is kept."""
+        size = len(packed) + len(record.question) * 4 + len(reading)
+        new = self._keys.absent(record.exact)
+        if self._keys.full:
+            self._keys = keys_of(db, 4 * self._keys.count)
+        self._keys.add(record.exact)  # before it can be there
+        if new and size + _ROUNDED < self._room:
+            try:
+                self._insert(db, record, packed, now, reading)
+            except sqlite3.IntegrityError:  # its entry is there, under another key
+                pass
+            else:
+                self._room -= size + _ROUNDED
+                return (), (), True
+        gone = delete(db, "SELECT id FROM records WHERE exact = ? OR entry = ?", (record.exact, record.entry))
+        made_room, kept = self._make_room(db, size)
+        if kept:
+            self._insert(db, record, packed, now, reading)
+        return gone + made_room, made_room, kept
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -206,10 +232,10 @@ class Disk:
             finally:
                 self._together = False
 
-    def _insert(self, db: sqlite3.Connection, record: Record, packed: bytes, now: float) -> None:
+    def _insert(self, db: sqlite3.Connection, record: Record, packed: bytes, now: float, reading: bytes) -> None:
         made = db.execute(
-            "INSERT INTO records (entry, exact, scope, question, partition, model, version, tags, sources, until, used)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO records (entry, exact, scope, question, partition, model, version, tags, sources, until, used,"
+            " reading) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 record.entry,
                 record.exact,
@@ -218,10 +244,11 @@ class Disk:
                 record.partition,
                 record.model,
                 record.version,
-                json.dumps(record.tags),
-                json.dumps(record.sources),
+                json.dumps(record.tags) if record.tags else "[]",
+                json.dumps(record.sources) if record.sources else "[]",
                 record.until,
                 now,
+                reading or None,
             ),
         )
         db.execute("INSERT INTO packed (id, record) VALUES (?, ?)", (made.lastrowid, packed))
@@ -229,19 +256,21 @@ class Disk:
     def _make_room(self, db: sqlite3.Connection, size: int) -> tuple[tuple[str, ...], bool]:
         """For `size` bytes: what went, and whether there is room now."""
         gone: tuple[str, ...] = ()
-        while _taken(db) + size > self.most_bytes:
+        self._room = 0
+        while (used := taken(db)) + size > self.most_bytes:
             if len(gone) >= _MOST_EVICTED:
                 return gone, False
-            longest_unused = _delete(db, "SELECT id FROM records ORDER BY used LIMIT 16", ())
+            longest_unused = delete(db, "SELECT id FROM records ORDER BY used LIMIT 16", ())
             if not longest_unused:
                 return gone, False
             gone += longest_unused
+        self._room = self.most_bytes - used - size - _ROUNDED
         return gone, True
 
     def remove(self, purge: Purge) -> tuple[str, ...]:
         self._purged.add(checked(purge), self._wall())
-        where, values = _where(purge)
-        return self._delete_for_good(f"SELECT id FROM records{where}", values)  # noqa: S608
+        wanted, values = where(purge)
+        return self._delete_for_good(f"SELECT id FROM records{wanted}", values)  # noqa: S608
 
     def discard(self, entries: Sequence[str]) -> int:
         self._purged.discarded(entries, self._wall())
@@ -254,7 +283,7 @@ class Disk:
     def _delete_for_good(self, chosen: str, values: Sequence[object]) -> tuple[str, ...]:
         try:
             with self._write(durable=True) as db:
-                gone = _delete(db, chosen, values)
+                gone = delete(db, chosen, values)
         except StoreGone:
             self._owes = True
             raise
@@ -286,14 +315,14 @@ class Disk:
 
     def expire(self) -> tuple[str, ...]:
         with self._write() as db:
-            gone = _delete(db, "SELECT id FROM records WHERE until <= ? LIMIT ?", (self._wall(), PAGE))
+            gone = delete(db, "SELECT id FROM records WHERE until <= ? LIMIT ?", (self._wall(), PAGE))
             if not gone:  # also after `most_bytes` was lowered
                 made_room, _ = self._make_room(db, 0)
                 self._tally.evicted += len(made_room)
                 gone = made_room
         with self._alone() as db:
             # Pages that are free are given back to the file system, 4 MB at a time; some stay for the next answers.
-            if _number(db, "freelist_count") * 8 > _number(db, "page_count"):
+            if number(db, "freelist_count") * 8 > number(db, "page_count"):
                 db.executescript("PRAGMA incremental_vacuum(1000)")  # `execute` would step once: one page
         return gone
 
@@ -332,6 +361,7 @@ class Disk:
             try:
                 self._prepare(self._writer)
                 self._reader = self._connect(self._wait)
+                self._keys, self._room = keys_of(self._writer), 0
             except sqlite3.Error:
                 self._writer.close()
                 raise
@@ -340,27 +370,29 @@ class Disk:
                 f"{self.file}: {e.strerror}; answers are kept there since cache.disk_bytes is not 0"
             ) from e
         except sqlite3.Error as e:
-            if not _damaged(e):
+            if not damaged(e):
                 raise StoreError(f"{self.file}: {e}; answers are kept there since cache.disk_bytes is not 0") from e
             self._set_aside(e)
             self._open()
 
     def _connect(self, wait: float) -> sqlite3.Connection:
         db = sqlite3.connect(self.file, timeout=wait, isolation_level=None, check_same_thread=False)
-        db.text_factory = _text
+        db.text_factory = text
         return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        found = (_number(db, "application_id"), _number(db, "user_version"))
+        found = (number(db, "application_id"), number(db, "user_version"))
         if found == (0, 0) and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("PRAGMA journal_mode = WAL")
             db.executescript(
-                f"BEGIN IMMEDIATE; {_TABLES} PRAGMA application_id = {_APPLICATION};"
+                f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {_APPLICATION};"
                 f" PRAGMA user_version = {_LAYOUT}; COMMIT"
             )
         elif found != (_APPLICATION, _LAYOUT):
             raise sqlite3.DatabaseError(f"its layout is {found[1]}, and this version of Forebay has {_LAYOUT}")
+        if not any(row[1] == "reading" for row in db.execute("PRAGMA table_info(records)")):
+            db.execute("ALTER TABLE records ADD COLUMN reading BLOB")  # an older version leaves it alone
         db.execute("PRAGMA journal_size_limit = 16777216")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA secure_delete = ON")  # always: a page that is split leaves copies behind otherwise
@@ -397,8 +429,12 @@ class Disk:
                 db.executemany(
                     "UPDATE records SET used = ? WHERE entry = ?", [(at, one) for one, at in touched.items()]
                 )
+                before = db.total_changes
                 yield db
                 db.commit()
+                if self._failing and db.total_changes > before:
+                    self._failing, self.state = False, "ok"
+                    _log.info("%s: answers are kept again", self.file)
             finally:
                 if db.in_transaction:
                     db.rollback()
@@ -420,10 +456,13 @@ class Disk:
     def _gone(self, problem: sqlite3.Error, db: sqlite3.Connection) -> StoreGone:
         """To be raised, without a lock. A damaged file is no more when this returns."""
         self._tally.failed += 1
-        if _damaged(problem):
+        if damaged(problem):
             with self._writing, self._reading:
                 if db is self._writer or db is self._reader:  # else another thread has met it, too
                     self._begin_anew(problem)
+        elif db is self._writer and unwritable(problem) and not self._failing:
+            self._failing, self.state = True, f"{self.file}: {problem}; no answer is kept"
+            _log.error("%s", self.state)
         error = StoreGone(f"{self.file}: {problem}")
         error.__cause__ = problem
         return error
@@ -441,50 +480,3 @@ class Disk:
 
     def __repr__(self) -> str:
         return f"<Disk {self.file} {self.most_bytes:,} bytes>"
-
-
-def _text(value: bytes) -> str:
-    """Damaged text is no error: what it belongs to is not believed, and the rest is."""
-    return value.decode("utf-8", "replace")
-
-
-def _delete(db: sqlite3.Connection, chosen: str, values: Sequence[object]) -> tuple[str, ...]:
-    """What the query `chosen` names by its ids; the entries that went."""
-    db.execute(f"DELETE FROM packed WHERE id IN ({chosen})", values)  # noqa: S608
-    gone = db.execute(f"DELETE FROM records WHERE id IN ({chosen}) RETURNING entry", values).fetchall()  # noqa: S608
-    return tuple(row[0] for row in gone)
-
-
-def _where(purge: Purge) -> tuple[str, list[object]]:
-    """As `fits`."""
-    wanted: list[str] = []
-    values: list[object] = []
-    for column in ("entry", "model", "version"):
-        if value := getattr(purge, column):
-            wanted.append(f"{column} = ?")
-            values.append(value)
-    for column, value in (("tags", purge.tag), ("sources", purge.source)):
-        if value:
-            wanted.append(_HAS[column])
-            values.append(value)
-    if purge.partition:
-        below = purge.partition.rstrip("/") + "/"
-        wanted.append("(partition = ? OR substr(partition, 1, ?) = ?)")
-        values += [purge.partition, len(below), below]
-    return (" WHERE " + " AND ".join(wanted) if wanted else ""), values
-
-
-def _taken(db: sqlite3.Connection) -> int:
-    """Bytes of the pages that hold something."""
-    return (_number(db, "page_count") - _number(db, "freelist_count")) * _number(db, "page_size")
-
-
-def _number(db: sqlite3.Connection, pragma: str) -> int:
-    return int(db.execute(f"PRAGMA {pragma}").fetchone()[0])
-
-
-def _damaged(problem: sqlite3.Error) -> bool:
-    code = getattr(problem, "sqlite_errorcode", None)
-    if code is None:  # ours, of `_prepare`
-        return type(problem) is sqlite3.DatabaseError
-    return (code & 0xFF) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -95,7 +95,10 @@ class Sharing(ABC):
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def put(self, record: Record) -> Put:
+    def absent(self, key: bytes) -> bool:
+        return False  # another host may just have put it there
+
+    def put(self, record: Record, reading: bytes = b"") -> Put:
         if record.until <= self._wall():
             return self._refused()
         resting = self._resting

@@ -103,6 +103,8 @@ class Known(NamedTuple):
     scope: bytes
     question: str
     partition: str
+    reading: bytes = b""
+    """As it was given to `put`, where the store keeps such."""
 
 
 class Put(NamedTuple):
@@ -163,6 +165,10 @@ class Store(Protocol):
         """The answer to an equal request; fresh or stale."""
         ...
 
+    def absent(self, key: bytes) -> bool:
+        """Whether `exact` would certainly find nothing; asks nobody, and takes a microsecond."""
+        ...
+
     def get(self, entry: str) -> Record | None:
         """Fresh or stale."""
         ...
@@ -171,8 +177,9 @@ class Store(Protocol):
         """The questions of those of them that are there."""
         ...
 
-    def put(self, record: Record) -> Put:
-        """Keep an answer, in place of the one with the same `exact`."""
+    def put(self, record: Record, reading: bytes = b"") -> Put:
+        """Keep an answer, in place of the one with the same `exact`. `reading`: of its question, packed
+        (`semantic.readings`); only a store that is a file keeps it, and what is lost of it is made again."""
         ...
 
     def together(self) -> AbstractContextManager[None]:

@@ -64,6 +64,9 @@ class Tiered:
             self.near.put(theirs)
         return theirs
 
+    def absent(self, key: bytes) -> bool:
+        return False  # another host may just have put it into the shared one
+
     def get(self, entry: str) -> Record | None:
         return self.near.get(entry) or self.shared.get(entry)
 
@@ -72,8 +75,8 @@ class Tiered:
         rest = [entry for entry in entries if entry not in found]
         return {**found, **self.shared.known(rest)} if rest else found
 
-    def put(self, record: Record) -> Put:
-        theirs, ours = self.shared.put(record), self.near.put(record)
+    def put(self, record: Record, reading: bytes = b"") -> Put:
+        theirs, ours = self.shared.put(record), self.near.put(record, reading)
         # What made room in the file is in the shared one still.
         return Put(theirs.kept or ours.kept, theirs.gone if theirs.kept else ours.gone)
 
