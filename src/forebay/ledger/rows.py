@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import msgspec
@@ -107,7 +109,7 @@ def money(nanos: int) -> int:
 def counts_of(tokens: Tokens) -> tuple[int, ...]:
     """In the order of KINDS, each one a number of tokens that can be."""
     counts: tuple[int, ...] = astuple(tokens)
-    if min(counts) < 0 or max(counts) > MOST_TOKENS:
+    if not 0 <= reduce(or_, counts) < MOST_TOKENS:  # a power of two: some are negative, or as much or more
         counts = tuple(min(max(n, 0), MOST_TOKENS) for n in counts)
     return counts
 

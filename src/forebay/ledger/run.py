@@ -90,6 +90,8 @@ class Run:
         self._now = now
         self._open: dict[int, Attempt] = {}
         self._settled: dict[int, tuple[Settled, int | None]] = {}
+        self._rows: dict[int, tuple[Any, ...]] = {}
+        """New entries. One whose reservation is of this run is made as it is read, and the records are let go."""
         self._survivor = 0
         self._progress: dict[int, int] = {}
         self._adjusted: dict[int, tuple[Adjusted, int | None]] = {}
@@ -154,7 +156,7 @@ class Run:
         journal, seq = self._journal, record.seq
         if seq >= journal.next_seq:
             journal.next_seq = seq + 1
-        elif seq in self._open or seq in self._settled:
+        elif seq in self._open or seq in self._settled or seq in self._rows:
             return
         else:
             self._suspects.add(seq)  # read out of order, or again
@@ -167,12 +169,16 @@ class Run:
 
     def _settle(self, record: Settled) -> None:
         seq, journal = record.seq, self._journal
-        if seq in self._settled:
+        if seq in self._rows or seq in self._settled:
             self.done.again += 1
+            return
+        price = journal.prices.get(record.price) if record.price else None
+        if seq in self._open and seq not in self._suspects:  # else it may be booked already
+            self._entry(record, price, self._open.pop(seq))
             return
         if seq >= journal.next_seq:
             journal.next_seq = seq + 1
-        self._settled[seq] = (record, journal.prices.get(record.price) if record.price else None)
+        self._settled[seq] = (record, price)
 
     def survive(self, rows: Iterable[Any], estimate: Estimate) -> None:
         """Settle `reservations` rows by what was delivered, at the time they were reserved at."""
@@ -199,7 +205,7 @@ class Run:
         booked = self._look_up_entries()
         for seq in self._suspects & booked.keys():
             self._open.pop(seq, None)
-        rows, gone = [], []
+        gone = []
         corrections: list[tuple[Any, ...]] = []
         for seq, (settled, price) in self._settled.items():
             before = booked.get(seq) if booked else None
@@ -215,8 +221,9 @@ class Run:
                 attempt = self._stray(settled)
             elif attempt.stored:
                 gone.append(seq)
-            rows.append(self._entry(settled, price, attempt))
+            self._entry(settled, price, attempt)
         self._add_up()
+        rows = list(self._rows.values())
         corrections += self._corrections(booked, rows)
         self.done.settled = len(rows)
         connection, journal = self._connection, self._journal
@@ -234,7 +241,7 @@ class Run:
 
     def _look_up_reservations(self) -> None:
         """Attempts that were reserved in an earlier run."""
-        wanted = self._suspects | (self._settled.keys() | self._progress.keys()) - self._open.keys()
+        wanted = self._suspects | (self._settled.keys() | self._progress.keys()) - self._open.keys() - self._rows.keys()
         if not wanted:
             return
         query = select(reservations).where(
@@ -261,7 +268,7 @@ class Run:
         where = self._names.dimension(self._connection, account, call, call.at)
         return Attempt(call, where, None, self._journal.boot)
 
-    def _entry(self, settled: Settled, price: int | None, attempt: Attempt) -> tuple[Any, ...]:
+    def _entry(self, settled: Settled, price: int | None, attempt: Attempt) -> None:
         settled = sound(settled)
         call, where = attempt.call, attempt.where
         at, cost, how, outcome = settled.at, settled.cost, _WORDS[settled.how], settled.outcome
@@ -270,7 +277,7 @@ class Run:
             self.done.unpriced += 1
         elif how == _UNPRICED:
             how = _ESTIMATED  # it has a price after all, though nobody vouches for it
-        row = (
+        self._rows[settled.seq] = row = (
             self._journal.id,
             settled.seq,
             call.request,
@@ -298,7 +305,6 @@ class Run:
             self._alike[key] = [row]
         else:
             like.append(row)
-        return row
 
     def _add_up(self) -> None:
         """The new entries, into the sums."""
