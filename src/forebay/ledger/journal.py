@@ -301,6 +301,10 @@ class Journal:
             if self._flying is None:  # else it hangs in the disk: the process's end gives the lock back
                 self._writer.join()
                 os.close(self._lock)
+            if lost := self._count - self.committed:
+                _log.error(
+                    "journal %s: %d records could not be written: %s", self.folder, lost, self.why or "no answer"
+                )
         return self._count - self.committed
 
     def __repr__(self) -> str:
