@@ -123,6 +123,20 @@ def test_records_at_new_positions_settle_nothing_twice(database: Database, book:
     assert count(database, reservations) == 0
 
 
+@pytest.mark.parametrize(("default", "booked"), [("off", "on"), ("local", "local")])
+def test_what_is_booked_is_on_the_servers_disk(database: Database, book: Book, default: str, booked: str) -> None:
+    """Segments of the journal are removed then."""
+    if database.sqlite:
+        pytest.skip("SQLite is opened with synchronous = FULL")
+    with database.write() as connection:
+        connection.execute(text(f"ALTER DATABASE {database.url.database} SET synchronous_commit = {default}"))
+    database.close()  # later connections have the new default
+    with database.read() as connection:
+        assert connection.execute(text("SHOW synchronous_commit")).scalar() == default
+    with book.writing() as (connection, _):
+        assert connection.execute(text("SHOW synchronous_commit")).scalar() == booked
+
+
 def test_the_records_of_a_group_share_its_position(database: Database, book: Book) -> None:
     records = [(7, r) for r in (*HEAD, reserved(1), settled(1))]
     assert [book.ingest(OWNER, records, NOON).settled for _ in range(2)] == [1, 0]

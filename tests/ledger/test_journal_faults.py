@@ -203,7 +203,7 @@ async def test_a_disk_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> No
 
 
 @on_a_loop
-async def test_a_disk_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+async def test_a_disk_that_hangs_does_not_keep_the_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Hanging(Disk):
         answers = threading.Event()
 
@@ -213,9 +213,25 @@ async def test_a_disk_that_hangs_does_not_keep_the_process(tmp_path: Path) -> No
     disk = Hanging()
     journal = opened(tmp_path, disk=disk)
     journal.reserve(reservation(journal))
-    assert await journal.close(seconds=0.01) == 3
+    with caplog.at_level("ERROR"):
+        assert await journal.close(seconds=0.01) == 3
+    assert "3 records could not be written: no answer" in caplog.text
     with pytest.raises(JournalBusy):
         opened(tmp_path)  # its thread may still write
     disk.answers.set()
     journal._writer.join(20)
     os.close(journal._lock)
+
+
+@on_a_loop
+async def test_the_names_of_new_folders_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut would take the journal with a folder's name."""
+    synced: list[Path] = []
+
+    def sync(_: Disk, folder: Path) -> None:
+        synced.append(folder)
+
+    monkeypatch.setattr(Disk, "sync_folder", sync)
+    journal = opened(tmp_path / "state" / "journal" / "worker-0")
+    assert synced[:3] == [tmp_path, tmp_path / "state", tmp_path / "state" / "journal"]
+    await journal.close()

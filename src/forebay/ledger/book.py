@@ -27,6 +27,13 @@ from forebay.ledger.schema import journal_names, journals, reservations
 __all__ = ["Book", "Estimate", "Ingested", "WrongCurrency"]
 
 _LOCK: Final = 0x666F726562617A  # the advisory lock of those who book
+_TURN: Final = text(
+    "SELECT set_config('idle_in_transaction_session_timeout', '30s', true),"
+    " set_config('synchronous_commit', CASE s WHEN 'off' THEN 'on' ELSE s END, true), pg_advisory_xact_lock(:n)"
+    " FROM current_setting('synchronous_commit') AS s"
+)
+"""One that hangs must not hold up the others for ever. What was committed lets segments of journals be removed, so it
+must be on the server's disk, whatever the server's default."""
 MOST_JOURNALS: Final = 1_024
 """Whose names are kept in memory."""
 
@@ -128,9 +135,7 @@ class Book:
         try:
             with self._database.write() as connection:
                 if not self._database.sqlite:
-                    # One that hangs in here must not hold up the others for ever.
-                    connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '30s'"))
-                    connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _LOCK})
+                    connection.execute(_TURN, {"n": _LOCK})
                 yield connection
         except BaseException:
             self._names.forget()  # of rows that were not made after all

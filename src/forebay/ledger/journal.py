@@ -17,7 +17,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from enum import StrEnum
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -29,6 +28,7 @@ from forebay.ledger.journal_disk import Disk, DiskWriter, Done, Opening, Work, t
 from forebay.ledger.journal_format import GROUP_BYTES, JournalBusy, JournalError, JournalFull, split
 from forebay.ledger.journal_read import Found, Open, find, last_number
 from forebay.ledger.journal_said import Said
+from forebay.ledger.journal_tuning import State, Tuning
 from forebay.ledger.tokens import NO_TOKENS, Tokens
 
 __all__ = ["Journal", "JournalBusy", "JournalError", "JournalFull", "Open", "State", "Tuning"]
@@ -43,34 +43,6 @@ _ENDS: Final = 4_096
 """Groups that `ingested` can tell apart, the newest: 20 seconds of them, or more."""
 RETRY_MOST: Final = 5.0
 """Seconds between two tries while the disk fails, doubling up to this."""
-
-
-class State(StrEnum):
-    OK = "ok"
-    FAILING = "failing"  # the disk does not take it (`Journal.why`), or does not answer; memory does
-    FULL = "full"  # no reservation is taken: too much is not ingested, or not on disk
-
-
-class Tuning(msgspec.Struct, frozen=True):
-    """What need not be configured."""
-
-    gather: float = 0.001
-    """Seconds that a record waits for others, that they share one change of thread and one fsync; where somebody waits
-    for it (`Journal.hurry`)."""
-    linger: float = 0.015
-    """The same where nobody does: engines take longer than this to say their first word."""
-    pace: float = 0.01
-    """Least seconds from one group to the next: an fsync takes 0.2 ms of CPU, however little it writes."""
-    segment_bytes: int = 8 << 20
-    """Size at which a segment is followed by the next; at most a sixteenth of the journal."""
-    memory_bytes: int = 32 << 20
-    """Most encoded records in memory while the disk fails; only settlements of what was reserved come on top."""
-    slow: float = 2.0
-    """Seconds after which a write that has not come back counts as failing."""
-    retry: float = 0.1
-    """Seconds to the first new try after a failure."""
-    look: float = 1.0
-    """Seconds between two looks at what the folder takes: whoever ingests removes segments."""
 
 
 class Journal:
@@ -329,6 +301,10 @@ class Journal:
             if self._flying is None:  # else it hangs in the disk: the process's end gives the lock back
                 self._writer.join()
                 os.close(self._lock)
+            if lost := self._count - self.committed:
+                _log.error(
+                    "journal %s: %d records could not be written: %s", self.folder, lost, self.why or "no answer"
+                )
         return self._count - self.committed
 
     def __repr__(self) -> str:

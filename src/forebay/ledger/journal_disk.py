@@ -174,12 +174,19 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def _make(folder: Path) -> None:
+    """With the folders it is in, their names on disk. Raises OSError."""
+    missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+        Disk().sync_folder(one.parent)
+
+
 def take(folder: Path) -> int:
     """The right to write to the journal in `folder`. The kernel drops it with the process. Raises
     JournalBusy; JournalError: the folder cannot be made."""
     try:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # parents of parents get the umask's mode
-        folder.mkdir(mode=0o700, exist_ok=True)
+        _make(folder)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as e:
         raise JournalError(f"{folder} cannot be written to: {e.strerror}") from e

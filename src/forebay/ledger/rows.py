@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
+from forebay.ledger.entries import Reserved, Settled
+from forebay.ledger.names import Where, clean
 from forebay.ledger.tokens import MOST_TOKENS, Tokens
 
 MOST_COST: Final = 1 << 53
@@ -15,38 +19,77 @@ _FAR: Final = 32_503_680_000.0  # the year 3000
 
 
 class Attempt(msgspec.Struct, gc=False):
-    """An attempt under way: as `reservations`."""
+    """An attempt under way."""
 
-    request: int
-    reserved: float
-    request_id: str
-    dimension: int
-    end_user: str | None
-    labels: str | None
-    prompt: int
-    most: int
-    held: int
+    call: Reserved
+    where: Where
     price: int | None
     boot: str
     progress: int = 0
     stored: bool = False
+    """It is in `reservations`."""
 
 
 def stored(row: Any) -> Attempt:
-    return Attempt(
+    """Of a row of `reservations`. What its dimension tells is not said again."""
+    call = Reserved(
+        row.seq,
         row.request,
         row.reserved,
         row.request_id,
-        row.dimension_id,
-        row.end_user,
-        row.labels,
+        *(0, "", "", "", "", "", "", "", ()),
         row.prompt,
         row.most,
         row.held,
-        row.price_id,
-        row.boot,
-        row.progress,
-        True,
+    )
+    where = Where(row.dimension_id, row.end_user, row.labels)
+    return Attempt(call, where, row.price_id, row.boot, row.progress, True)
+
+
+def sound_call(call: Reserved) -> Reserved:
+    """With what fits its columns: one bad record must not hold up a journal."""
+    if (
+        0.0 <= call.at <= _FAR
+        and "\0" not in call.id
+        and 0 <= call.prompt <= MOST_TOKENS
+        and 0 <= call.most <= MOST_TOKENS
+        and -MOST_COST <= call.held <= MOST_COST
+    ):
+        return call
+    return replace(
+        call,
+        at=moment(call.at),
+        id=clean(call.id),
+        prompt=min(max(call.prompt, 0), MOST_TOKENS),
+        most=min(max(call.most, 0), MOST_TOKENS),
+        held=money(call.held),
+    )
+
+
+def sound(settled: Settled) -> Settled:
+    """Likewise, but for its tokens (`counts_of`)."""
+    cost = settled.cost
+    if (
+        0.0 <= settled.at <= _FAR
+        and 0.0 <= settled.ttft <= _FAR
+        and 0.0 <= settled.seconds <= _FAR
+        and 0 <= settled.kv <= MOST_COST
+        and -MOST_COST <= settled.avoided <= MOST_COST
+        and (cost is None or -MOST_COST <= cost <= MOST_COST)
+        and "\0" not in settled.outcome
+        and "\0" not in settled.note
+    ):
+        return settled
+    return replace(
+        settled,
+        at=moment(settled.at),
+        ttft=seconds_of(settled.ttft),
+        seconds=seconds_of(settled.seconds),
+        kv=kv_of(settled.kv),
+        avoided=money(settled.avoided),
+        cost=None if cost is None else money(cost),
+        outcome=clean(settled.outcome),
+        note=clean(settled.note),
     )
 
 
@@ -66,7 +109,7 @@ def money(nanos: int) -> int:
 def counts_of(tokens: Tokens) -> tuple[int, ...]:
     """In the order of KINDS, each one a number of tokens that can be."""
     counts: tuple[int, ...] = astuple(tokens)
-    if min(counts) < 0 or max(counts) > MOST_TOKENS:
+    if not 0 <= reduce(or_, counts) < MOST_TOKENS:  # a power of two: some are negative, or as much or more
         counts = tuple(min(max(n, 0), MOST_TOKENS) for n in counts)
     return counts
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any, Final, TypeAlias
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 from sqlalchemy import Connection, delete, select, update
 
 from forebay.errors import Outcome
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Record, Reserved, Settled
 from forebay.ledger.names import Names, clean
 from forebay.ledger.rolling import Sums
-from forebay.ledger.rows import Attempt, counts_of, kv_of, moment, money, seconds_of, stored
+from forebay.ledger.rows import Attempt, counts_of, kv_of, moment, money, sound, sound_call, stored
 from forebay.ledger.schema import (
+    QUARTER,
     SUMS,
     adjustments,
     engine_hours,
@@ -32,6 +34,12 @@ UNKNOWN: Final = Account(0, "unknown", "", "", "", "", "")
 NO_CALL: Final = Reserved(0, 0, 0.0, "", 0, "", "", "", "", "", "", "", (), 0, 0, 0)
 _COST, _ADJUSTED, _AVOIDED, _KV, _CORRECTIONS = map(SUMS.index, ("cost", "adjusted", "avoided", "kv", "corrections"))
 _FIRST_KIND: Final = SUMS.index(KINDS[0])
+_ENTRY: Final = entries.columns.keys().index
+_SEQ, _REQUEST, _AT, _DIMENSION, _HOW = map(_ENTRY, ("seq", "request", "at", "dimension_id", "how"))
+_ENTRY_COST, _ENTRY_KV, _ENTRY_AVOIDED = map(_ENTRY, ("cost", "kv", "avoided"))
+_KINDS: Final = slice(_ENTRY(KINDS[0]), _ENTRY(KINDS[0]) + len(KINDS))
+_WORDS: Final = {how: how.value for how in How}
+_ESTIMATED, _UNPRICED = How.ESTIMATED.value, How.UNPRICED.value
 
 Estimate: TypeAlias = Callable[[str, Tokens], int | None]
 """(a price as JSON, tokens) → nano-units; None: it has no price for these."""
@@ -82,6 +90,8 @@ class Run:
         self._now = now
         self._open: dict[int, Attempt] = {}
         self._settled: dict[int, tuple[Settled, int | None]] = {}
+        self._rows: dict[int, tuple[Any, ...]] = {}
+        """New entries. One whose reservation is of this run is made as it is read, and the records are let go."""
         self._survivor = 0
         self._progress: dict[int, int] = {}
         self._adjusted: dict[int, tuple[Adjusted, int | None]] = {}
@@ -89,6 +99,8 @@ class Run:
         self._renamed = False
         self._new_names: dict[tuple[str, int], int] = {}
         self._sums = Sums()
+        self._alike: dict[tuple[float, int, str, str], list[tuple[Any, ...]]] = {}
+        """New entries of one quarter, dimension, `how` and outcome."""
         self.done = Ingested(journal.position)
 
     def read(self, records: Iterable[tuple[int, Record]]) -> None:
@@ -144,37 +156,29 @@ class Run:
         journal, seq = self._journal, record.seq
         if seq >= journal.next_seq:
             journal.next_seq = seq + 1
-        elif seq in self._open or seq in self._settled:
+        elif seq in self._open or seq in self._settled or seq in self._rows:
             return
         else:
             self._suspects.add(seq)  # read out of order, or again
         account = journal.accounts.get(record.account)
         if account is None:
             account = self._names.account(self._connection, UNKNOWN)
-        at = moment(record.at)
-        where = self._names.dimension(self._connection, account, record, at)
-        self._open[seq] = Attempt(
-            record.request,
-            at,
-            clean(record.id),
-            where.dimension,
-            where.end_user,
-            where.labels,
-            min(max(record.prompt, 0), MOST_TOKENS),
-            min(max(record.most, 0), MOST_TOKENS),
-            money(record.held),
-            journal.prices.get(record.price),
-            journal.boot,
-        )
+        call = sound_call(record)
+        where = self._names.dimension(self._connection, account, call, call.at)
+        self._open[seq] = Attempt(call, where, journal.prices.get(record.price), journal.boot)
 
     def _settle(self, record: Settled) -> None:
         seq, journal = record.seq, self._journal
-        if seq in self._settled:
+        if seq in self._rows or seq in self._settled:
             self.done.again += 1
+            return
+        price = journal.prices.get(record.price) if record.price else None
+        if seq in self._open and seq not in self._suspects:  # else it may be booked already
+            self._entry(record, price, self._open.pop(seq))
             return
         if seq >= journal.next_seq:
             journal.next_seq = seq + 1
-        self._settled[seq] = (record, journal.prices.get(record.price) if record.price else None)
+        self._settled[seq] = (record, price)
 
     def survive(self, rows: Iterable[Any], estimate: Estimate) -> None:
         """Settle `reservations` rows by what was delivered, at the time they were reserved at."""
@@ -201,10 +205,10 @@ class Run:
         booked = self._look_up_entries()
         for seq in self._suspects & booked.keys():
             self._open.pop(seq, None)
-        rows, gone = [], []
+        gone = []
         corrections: list[tuple[Any, ...]] = []
         for seq, (settled, price) in self._settled.items():
-            before = booked.get(seq)
+            before = booked.get(seq) if booked else None
             if before is not None:
                 if before.survivor and not self._survivor:
                     corrections += self._late(settled, before)
@@ -217,7 +221,9 @@ class Run:
                 attempt = self._stray(settled)
             elif attempt.stored:
                 gone.append(seq)
-            rows.append(self._entry(settled, price, attempt))
+            self._entry(settled, price, attempt)
+        self._add_up()
+        rows = list(self._rows.values())
         corrections += self._corrections(booked, rows)
         self.done.settled = len(rows)
         connection, journal = self._connection, self._journal
@@ -235,9 +241,7 @@ class Run:
 
     def _look_up_reservations(self) -> None:
         """Attempts that were reserved in an earlier run."""
-        wanted = self._suspects | {
-            seq for seqs in (self._settled, self._progress) for seq in seqs if seq not in self._open
-        }
+        wanted = self._suspects | (self._settled.keys() | self._progress.keys()) - self._open.keys() - self._rows.keys()
         if not wanted:
             return
         query = select(reservations).where(
@@ -248,7 +252,7 @@ class Run:
 
     def _look_up_entries(self) -> dict[int, Any]:
         """Attempts that are settled already, as far as this run may touch them."""
-        wanted = {seq for seq in self._settled if seq not in self._open}
+        wanted = self._settled.keys() - self._open.keys()
         wanted |= {seq for seq in self._suspects if not self._open[seq].stored}
         wanted |= {adjusted.adjusts for adjusted, _ in self._adjusted.values() if adjusted.adjusts}
         if not wanted:
@@ -260,58 +264,67 @@ class Run:
 
     def _stray(self, settled: Settled) -> Attempt:
         account = self._names.account(self._connection, UNKNOWN)
-        at = moment(settled.at)
-        where = self._names.dimension(self._connection, account, NO_CALL, at)
-        return Attempt(settled.seq, at, "", where.dimension, None, None, 0, 0, 0, None, self._journal.boot)
+        call = replace(NO_CALL, seq=settled.seq, request=settled.seq, at=moment(settled.at))
+        where = self._names.dimension(self._connection, account, call, call.at)
+        return Attempt(call, where, None, self._journal.boot)
 
-    def _entry(self, settled: Settled, price: int | None, attempt: Attempt) -> tuple[Any, ...]:
-        at, cost, how, outcome = moment(settled.at), settled.cost, settled.how.value, clean(settled.outcome)
+    def _entry(self, settled: Settled, price: int | None, attempt: Attempt) -> None:
+        settled = sound(settled)
+        call, where = attempt.call, attempt.where
+        at, cost, how, outcome = settled.at, settled.cost, _WORDS[settled.how], settled.outcome
         if cost is None:
-            how = How.UNPRICED.value
+            how = _UNPRICED
             self.done.unpriced += 1
-        elif how == "unpriced":
-            how = How.ESTIMATED.value  # it has a price after all, though nobody vouches for it
-        tokens = counts_of(settled.tokens)
-        cost = None if cost is None else money(cost)
-        kv, avoided = kv_of(settled.kv), money(settled.avoided)
-        sums = self._sums.row(at, attempt.dimension, how, outcome)
-        sums[0] += 1
-        sums[1] += attempt.request == settled.seq
-        for i, n in enumerate(tokens, _FIRST_KIND):
-            if n:
-                sums[i] += n
-        sums[_COST] += cost or 0
-        sums[_AVOIDED] += avoided
-        sums[_KV] += kv
-        return (
+        elif how == _UNPRICED:
+            how = _ESTIMATED  # it has a price after all, though nobody vouches for it
+        self._rows[settled.seq] = row = (
             self._journal.id,
             settled.seq,
-            attempt.request,
-            attempt.reserved,
+            call.request,
+            call.at,
             at,
-            attempt.request_id,
-            attempt.dimension,
+            call.id,
+            where.dimension,
             how,
             outcome,
-            *tokens,
+            *counts_of(settled.tokens),
             cost,
             price,
-            seconds_of(settled.ttft),
-            seconds_of(settled.seconds),
-            kv,
-            avoided,
-            clean(settled.note),
+            settled.ttft,
+            settled.seconds,
+            settled.kv,
+            settled.avoided,
+            settled.note,
             self._survivor,
-            attempt.end_user,
-            attempt.labels,
+            where.end_user,
+            where.labels,
         )
+        key = (at // QUARTER, where.dimension, how, outcome)
+        like = self._alike.get(key)
+        if like is None:
+            self._alike[key] = [row]
+        else:
+            like.append(row)
+
+    def _add_up(self) -> None:
+        """The new entries, into the sums."""
+        for alike in self._alike.values():
+            columns = list(zip(*alike, strict=True))
+            sums = self._sums.row(alike[0][_AT], alike[0][_DIMENSION], *alike[0][_HOW : _HOW + 2])
+            sums[0] += len(alike)
+            sums[1] += sum(map(eq, columns[_SEQ], columns[_REQUEST]))
+            for i, counts in enumerate(columns[_KINDS], _FIRST_KIND):
+                sums[i] += sum(counts)
+            sums[_COST] += sum(filter(None, columns[_ENTRY_COST]))
+            sums[_AVOIDED] += sum(columns[_ENTRY_AVOIDED])
+            sums[_KV] += sum(columns[_ENTRY_KV])
 
     def _corrections(self, booked: dict[int, Any], new: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         if not self._adjusted:
             return []
         known = self._known_adjustments(self._adjusted)
         places = {seq: (row.at, row.dimension_id, row.how, row.outcome) for seq, row in booked.items()}
-        places |= {row[1]: (row[4], *row[6:9]) for row in new}
+        places |= {row[_SEQ]: (row[_AT], *row[_DIMENSION : _DIMENSION + 3]) for row in new}
         rows = []
         for seq, (adjusted, account) in self._adjusted.items():
             if seq in known:
@@ -387,19 +400,20 @@ class Run:
                 if progress > attempt.progress:
                     moved.append((progress, self._journal.id, seq))
                 continue
+            call, where = attempt.call, attempt.where
             rows.append(
                 (
                     self._journal.id,
                     seq,
-                    attempt.request,
-                    attempt.reserved,
-                    attempt.request_id,
-                    attempt.dimension,
-                    attempt.end_user,
-                    attempt.labels,
-                    attempt.prompt,
-                    attempt.most,
-                    attempt.held,
+                    call.request,
+                    call.at,
+                    call.id,
+                    where.dimension,
+                    where.end_user,
+                    where.labels,
+                    call.prompt,
+                    call.most,
+                    call.held,
                     attempt.price,
                     attempt.boot,
                     progress,

@@ -27,7 +27,10 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, 
         return
     try:
         cursor: Any = connection.connection.cursor()
-        with cursor, cursor.copy(f"COPY {table.name} FROM STDIN") as copy:
+        with cursor, cursor.copy(f"COPY {table.name} FROM STDIN (FORMAT BINARY)") as copy:
+            # Numbers as they are: as text a row takes five times as long.
+            kinds = (column.type.compile(connection.dialect) for column in table.columns)
+            copy.set_types([kind.partition("(")[0].lower() for kind in kinds])
             for row in rows:
                 copy.write_row(row)
     except connection.dialect.loaded_dbapi.Error as e:  # SQLAlchemy does not see it
