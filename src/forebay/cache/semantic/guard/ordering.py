@@ -22,7 +22,8 @@ _WITHIN: Final = frozenset({"of", "for", "in", "on", "at", "de"})
 def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
     """Share of the aligned pairs that stand the other way round, and whether that changes who does what to whom."""
     pairs = [(at, place) for at, place in aligned.pairs if min(one.tokens[at].weight, other.tokens[place].weight) > 0.3]
-    whole = not (weigh(aligned.left) or weigh(aligned.right) or one.clauses or other.clauses)
+    chinese = one.chinese + other.chinese >= 1
+    whole = not (weigh(aligned.left) or weigh(aligned.right)) and (chinese or not (one.clauses or other.clauses))
     count = len(pairs)
     inverted = 0
     swapped = False
@@ -52,7 +53,7 @@ def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
             elif whole and j > i + 1 and any(pairs[j][1] < pairs[k][1] < pairs[i][1] for k in range(i + 1, j)):
                 loose = not _WITHIN.isdisjoint((x.role, y.role, a.role, b.role))
                 swapped = swapped or not loose
-    if count > LATIN and inverted and whole and not both_linked and one.chinese + other.chinese < 1:
+    if count > LATIN and inverted and whole and not both_linked and not chinese:
         swapped = True
     if count > LONG and inverted and not both_linked and not (weigh(aligned.left) and weigh(aligned.right)):
         swapped = True
