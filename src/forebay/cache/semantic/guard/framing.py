@@ -27,12 +27,12 @@ PRONOUNS: Final[Mapping[str, str]] = MappingProxyType(
         for word in some.split()
     }
 )
-_ANYBODY: Final = frozenset({"how", "fix", "possible", "where", "whereto"})
+_ANYBODY: Final = frozenset({"how", "fix", "possible", "whereto"})
 """What is asked for does not depend on who is said to do it: "how do you", "how do I"."""
 _MINE: Final = _ANYBODY | {"when", "amount", "length", "why", "count", "much"}
 """What is asked for is the same whether one says that it is one's own."""
 _DOING: Final = _ANYBODY | {"amount", "length"}
-_CLEAR: Final = _MINE | {"what", "which", "who", "rate", "happens", "what do"}
+_CLEAR: Final = _MINE | {"where", "what", "which", "who", "rate", "happens", "what do"}
 
 
 class Framing(NamedTuple):
@@ -55,6 +55,8 @@ class Framing(NamedTuple):
     """What 什么 goes with, "" for the end; "=" where 是 stands beside it."""
     denied: frozenset[str]
     """Meanings of what is negated."""
+    acts: frozenset[str]
+    """Light verbs right after how: 怎么用, 怎么看."""
     quoting: bool
     """It asks about words: what they mean, how they are written. Then all of them count."""
 
@@ -66,6 +68,7 @@ def differs(one: Framing, other: Framing, mine: frozenset[str], yours: frozenset
     anybody = not quoting and not both.isdisjoint(_ANYBODY)
     count = _apart(one.weak, other.weak) + bool(one.asked and other.asked and one.asked != other.asked)
     count += bool(one.denied and other.denied and one.denied.isdisjoint(other.denied))
+    count += one.acts != other.acts and "how" in both
     if quoting or both.isdisjoint(_DOING):
         count += _apart(one.wish, other.wish)
     if quoting or both.isdisjoint(_CLEAR):

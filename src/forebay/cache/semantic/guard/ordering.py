@@ -135,9 +135,12 @@ def _swapped_roles(one: Reading, other: Reading, aligned: Aligned) -> bool:
 def _swapped_counts(one: Reading, other: Reading, pairs: list[tuple[int, int]]) -> bool:
     """2 adults and 3 children; 3 adults and 2 children."""
     partner = dict(pairs)
+    back = frozenset(place for _, place in pairs)
     for at, place in pairs:
         if one.tokens[at].sort == "number" and at + 1 in partner and place + 1 < len(other.tokens):
             counted = partner[at + 1]
             if counted != place + 1 and counted and other.tokens[counted - 1].sort == "number" and counted - 1 != place:
                 return True
+            if counted != place + 1 and place + 1 in back and _alike(one.tokens[at + 1], other.tokens[place + 1]):
+                return True  # 一个男人和两个女人: the first number is not always read as one
     return False

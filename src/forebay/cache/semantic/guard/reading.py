@@ -37,6 +37,9 @@ _WHAT: Final = frozenset({"什么", "啥", "什么样的"})
 _AHEAD: Final = frozenset(words("不 没 没有 别 不让 不给 不能 不可以 不会 不要 无法 不得 不许 不肯 未"))
 """They negate what comes after them; other negations what is before."""
 _TERMS: Final = frozenset({"negation", "person"})
+_ACTS: Final = frozenset({"用", "看", "说", "给", "让"})
+_DONE: Final = frozenset({"求", "亲"})
+"""After 怎么 they are what is done."""
 _FILLED: Final = frozenset({"什么的"})
 """At the beginning something is to be put in its place: 什么的阳光, and so 一什么小船."""
 _QUOTING: Final = re.compile("(?:怎么|如何|怎样|咋)(?:用.{2,4})?(?:说|写|读|念|拼|翻译|造句|组词|讲)")
@@ -122,6 +125,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
     negations = 0
     linked = foreign = False
     denied: set[str] = set()
+    acts: set[str] = set()
     denying = -1
     role = ""
     used = False
@@ -156,6 +160,8 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
             if what == "light":
                 if piece.text == "好":
                     weak.append(_good(pieces, at))
+                elif piece.text in _ACTS and _asks_how(pieces, at):
+                    acts.add(piece.text)
                 tokens.append(Token(key, senses, kinds, "light", role, True, 0.35 if name == "noun" else 0.15))
             elif what in ("question", "negation"):
                 if what == "negation":
@@ -170,7 +176,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                     questions.add("rate")
                 else:
                     questions.add(name)
-                if piece.text in _WHAT and at and pieces[at - 1].text == "一":
+                if piece.text in _WHAT and at and pieces[at - 1].text in ("一", "1"):
                     questions.discard(name)
                     questions.add("fill")
                 if piece.text in _WHAT:
@@ -206,7 +212,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
             elif what == "function":
                 if name == "weak":
                     weak.append(key)
-                elif piece.text == "来" and _asks_how(pieces, at) and _ends(pieces, at):
+                elif _asks_how(pieces, at) and (piece.text in _DONE or (piece.text == "来" and _ends(pieces, at))):
                     tokens.append(Token(key, frozenset((key,)), _NONE, "word", role, True, 1.0))  # 怎么来的
                 elif name == "wish":
                     wish.append(key)
@@ -277,6 +283,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
             equals,
             tuple(sorted(asked)),
             frozenset(denied),
+            frozenset(acts),
             quoting,
         ),
         any(piece.sort == "stop" for piece in pieces[:-1]),
