@@ -37,6 +37,8 @@ TRAPS = [
     ("order", "张三借给李四", "李四借给张三"),
     ("order", "Does Google own YouTube?", "Does YouTube own Google?"),
     ("order", "Do you ship to Canada?", "Do you ship from Canada?"),
+    ("order", "一个男人和两个女人", "一个女人和两个男人"),
+    ("order", "龙卷风昨天夜里席卷了青山县北部和白水县南部的村庄", "龙卷风昨天夜里席卷了白水县北部和青山县南部的村庄"),
     ("order", "2 adults and 3 children", "3 adults and 2 children"),
     ("order", "李四被张三欠了多少钱", "李四欠张三多少钱"),
     ("scope word", "Can users delete files?", "Can only users delete files?"),

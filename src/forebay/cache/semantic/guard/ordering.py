@@ -55,7 +55,7 @@ def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
                 swapped = swapped or not loose
     if count > LATIN and inverted and whole and not both_linked and not chinese:
         swapped = True
-    if count > LONG and inverted and not both_linked and not (weigh(aligned.left) and weigh(aligned.right)):
+    if count > LONG and inverted and not (weigh(aligned.left) and weigh(aligned.right)):
         swapped = True
     return (2 * inverted / (count * (count - 1)) if count > 1 else 0.0), swapped or roles or _swapped_counts(
         one, other, pairs
