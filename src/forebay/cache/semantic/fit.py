@@ -30,7 +30,7 @@ MORE: Final = frozenset({"cosine", "equal", "covered", "covered_less", "grams", 
 LESS: Final = frozenset(
     {"left_asked", "left_known", "left_both", "unknown_left", "exchanged", "light", "question", "modality", "tense"}
     | {"person", "negation", "antonyms", "rivals", "entities", "numbers", "scopes", "order", "conflict"}
-    | {"two_languages"}
+    | {"two_languages", "negated", "bare_light", "bare_framed"}
 )
 """Of the features by these names, those that may only raise the score, and those that may only lower it. Pairs that
 were written to be told apart differ in one word; left free, weights learn from them that what shares more characters

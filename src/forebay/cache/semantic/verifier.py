@@ -22,7 +22,7 @@ import numpy.typing as npt
 __all__ = ["FORMAT", "RUNGS", "TRAPS", "Fitted", "Passed", "VerifierError", "Verifying", "load", "save", "shipped"]
 
 FORMAT: Final = 1
-RUNGS: Final = (0.995, 0.99, 0.98, 0.96, 0.94, 0.92, 0.9, 0.87, 0.84, 0.8, 0.75, 0.7, 0.6, 0.5)
+RUNGS: Final = (0.995, 0.99, 0.98, 0.96, 0.94, 0.92, 0.9, 0.87, 0.84, 0.8, 0.77, 0.74, 0.7, 0.6, 0.5)
 TRAPS: Final = 0.5
 """Neighbours that are alike but mean something else, per neighbour that means the same, as assumed before labels of
 one's own have come."""

@@ -16,6 +16,7 @@ _FINE: Final = frozenset(
         ("what", "which"),
         ("how", "fix"),
         ("how", "rate"),
+        ("rate", "whether"),
         ("what", "rate"),
         ("which", "rate"),
         ("what", "fix"),
@@ -57,8 +58,12 @@ def asked_for(one: Reading, other: Reading) -> float:
         return 0.0
     for a in mine:
         for b in yours:
+            if {a, b} == {"how", "what"} and (_thing(one) or _thing(other)):
+                return 1.0
             if frozenset((a, b)) in _FINE or ({a, b} & _VAGUE and {a, b} & _MEASURES):
                 return 0.5
+            if {a, b} == {"how", "why"} and one.negations % 2 and other.negations % 2:
+                return 0.5  # 怎么打不开, 为什么打不开
             if "which" in (a, b) and {a, b} & {"where", "who", "when", "whereto"}:
                 return 0.5
             if {a, b} == {"when", "length"} and _soon(one) and _soon(other):
@@ -72,14 +77,20 @@ def _named(one: Reading, other: Reading) -> bool:
     """What one side asks by a question word, the other names: "what is the reason" asks why."""
     for asking, naming in ((one, other), (other, one)):
         asked = [token for token in asking.tokens if token.sort == "stand-in"]
+        said = frozenset[str]().union(*(token.senses for token in asking.tokens if token.sort != "stand-in"))
         if any(
-            not token.senses.isdisjoint(name.senses)
+            not token.senses.isdisjoint(name.senses) and said.isdisjoint(name.senses)
             for token in asked
             for name in naming.tokens
             if name.sort != "stand-in"
         ):
             return True
     return False
+
+
+def _thing(reading: Reading) -> bool:
+    """什么 stands before what is asked for: 什么茶."""
+    return any(key not in ("", "=") for key in reading.framing.asked)
 
 
 def _soon(reading: Reading) -> bool:

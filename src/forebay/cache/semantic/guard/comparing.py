@@ -52,6 +52,10 @@ FEATURES: Final = (
     "identical",
     "chinese",
     "two_languages",
+    "complete",  # nothing is left over that says something
+    "bare",  # nor is a word another, or in another form: what differs is only what follows
+    "bare_light",
+    "bare_framed",
 )
 
 
@@ -75,6 +79,7 @@ _SOFT_SCOPES: Final = frozenset(
 _PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis")
 _ENDING: Final = " .?!~"
 """Of a question, which say nothing more."""
+_LIGHT_ACTS: Final = frozenset(words("用 使用 看 说 给 让 得到 知道"))
 _DATES: Final = frozenset({"weekday", "month", "day", "season", "holiday", "period"})
 _FAILING: Final = frozenset(
     words("fail failur problem troubl issu error difficulty unsuccessful 失败 出错 报错 异常 问题 故障 失灵 失效")
@@ -100,11 +105,17 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     modality = _sets(one.modals, other.modals)
     tense = _tense(one.tenses, other.tenses)
     person = 1.0 if parted(one.framing, other.framing) else _person(one, other)
-    framed = aligned.again + differs(one.framing, other.framing, one.questions | other.questions)
+    framed = aligned.again + differs(
+        one.framing, other.framing, one.questions, other.questions, one.chinese + other.chinese > 1
+    )
+    framed += (not same_roles(one, other, aligned)) + (one.linked != other.linked)
+    framed += ("whether" in one.questions) != ("whether" in other.questions)
     scopes = list((Counter(one.scopes) - Counter(other.scopes)).elements())
     scopes += (Counter(other.scopes) - Counter(one.scopes)).elements()
     if {"before", "after"} <= set(scopes):
         scopes.append("order")
+    if scopes == ["after"] and "了" in one.framing.marks + other.framing.marks:
+        scopes = []  # 到期后怎么续, 到期了怎么续
     if scopes == ["most"]:
         scopes = _without_limit(left, right)
     numbers = _numbers(left, right)
@@ -153,7 +164,9 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         conflict = "person"
     elif tense == 1.0 and minimal:
         conflict = "tense"
-    elif (minimal_pair and weigh(left) and weigh(right)) or (foreign and (weigh(left) or weigh(right))):
+    elif (minimal_pair and ((weigh(left) and weigh(right)) or (minimal and _acts(left, right)))) or (
+        foreign and (weigh(left) or weigh(right))
+    ):
         conflict = "word"
     elif minimal_pair and (weigh(left) or weigh(right)):
         conflict = "narrower"
@@ -162,13 +175,13 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         and same
         and not (question or modality or tense or person or framed)
         and any(one.tokens[at].weight > 0.3 for at, _ in aligned.pairs)
-        and same_roles(one, other, aligned)
-        and one.linked == other.linked
-        and ("whether" in one.questions) == ("whether" in other.questions)
         and (not inversions or (len(aligned.pairs) <= _SHORT and not one.scopes))
+        and (inversions <= 0.5 or one.chinese + other.chinese < 1 or not (one.clauses or other.clauses))
     ) or one.text.rstrip(_ENDING) == other.text.rstrip(_ENDING)
     if identical:
         conflict = ""
+    complete = not heavy_left and not heavy_right
+    bare = complete and not aligned.synonyms and not aligned.derived
     features = (
         2 * aligned.equal / (weight_one + weight_other),
         1 - (left_all + right_all) / (weight_one + weight_other),
@@ -202,8 +215,18 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         float(identical),
         (one.chinese + other.chinese) / 2,
         float(two_languages),
+        float(complete),
+        float(bare),
+        light if bare else 0.0,
+        float(min(framed, 3)) if bare else 0.0,
     )
     return Verdict(conflict, identical, features)
+
+
+def _acts(left: list[Token], right: list[Token]) -> bool:
+    """What is done is said by a light verb, and by another on each side: 怎么用, 怎么看."""
+    mine, yours = (frozenset(t.key for t in side) & _LIGHT_ACTS for side in (left, right))
+    return bool(left and right and (mine or yours) and mine.isdisjoint(yours))
 
 
 def _without_limit(left: list[Token], right: list[Token]) -> list[str]:

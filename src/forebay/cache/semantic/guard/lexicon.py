@@ -12,7 +12,8 @@ A line is one meaning, its words split by commas (English, phrases of several wo
 - `@negation`; `@whether` (a question's form in Chinese: 能不能).
 - `@role NAME`: prepositions and the like that say what the next word is to the verb.
 - `@light`: words that say little ("want", "step"); `@light noun`: that stand for what it is about, though ("account").
-- `@function`: words that say nothing.
+- `@function`: words that say nothing; `@function weak`: that may; `@function wish`, `@function marks`: that may, but
+  for questions how, and for questions that ask by a question word (`framing`).
 - `@split`: a word, =, and the words that stand for it (解绑 = 解除 绑定).
 - `@word`: a word of its own that must not be cut in two (Chinese), or is known (for typing errors).
 """

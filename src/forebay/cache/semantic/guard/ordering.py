@@ -22,7 +22,8 @@ _WITHIN: Final = frozenset({"of", "for", "in", "on", "at", "de"})
 def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
     """Share of the aligned pairs that stand the other way round, and whether that changes who does what to whom."""
     pairs = [(at, place) for at, place in aligned.pairs if min(one.tokens[at].weight, other.tokens[place].weight) > 0.3]
-    whole = not (weigh(aligned.left) or weigh(aligned.right) or one.clauses or other.clauses)
+    chinese = one.chinese + other.chinese >= 1
+    whole = not (weigh(aligned.left) or weigh(aligned.right)) and (chinese or not (one.clauses or other.clauses))
     count = len(pairs)
     inverted = 0
     swapped = False
@@ -52,9 +53,9 @@ def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
             elif whole and j > i + 1 and any(pairs[j][1] < pairs[k][1] < pairs[i][1] for k in range(i + 1, j)):
                 loose = not _WITHIN.isdisjoint((x.role, y.role, a.role, b.role))
                 swapped = swapped or not loose
-    if count > LATIN and inverted and whole and not both_linked and one.chinese + other.chinese < 1:
+    if count > LATIN and inverted and whole and not both_linked and not chinese:
         swapped = True
-    if count > LONG and inverted and not both_linked and not (weigh(aligned.left) and weigh(aligned.right)):
+    if count > LONG and inverted and not (weigh(aligned.left) and weigh(aligned.right)):
         swapped = True
     return (2 * inverted / (count * (count - 1)) if count > 1 else 0.0), swapped or roles or _swapped_counts(
         one, other, pairs
@@ -134,9 +135,12 @@ def _swapped_roles(one: Reading, other: Reading, aligned: Aligned) -> bool:
 def _swapped_counts(one: Reading, other: Reading, pairs: list[tuple[int, int]]) -> bool:
     """2 adults and 3 children; 3 adults and 2 children."""
     partner = dict(pairs)
+    back = frozenset(place for _, place in pairs)
     for at, place in pairs:
         if one.tokens[at].sort == "number" and at + 1 in partner and place + 1 < len(other.tokens):
             counted = partner[at + 1]
             if counted != place + 1 and counted and other.tokens[counted - 1].sort == "number" and counted - 1 != place:
                 return True
+            if counted != place + 1 and place + 1 in back and _alike(one.tokens[at + 1], other.tokens[place + 1]):
+                return True  # 一个男人和两个女人: the first number is not always read as one
     return False

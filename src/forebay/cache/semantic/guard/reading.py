@@ -27,10 +27,33 @@ _TENSES: Final = {"was": "past", "were": "past", "did": "past", "will": "future"
     ("is", "are", "am"), "present"
 )
 _RELATIVE: Final = frozenset({"when", "where", "which", "who"})
-_RATED: Final = frozenset({"如何", "怎样", "咋样"})
+_RATED: Final = frozenset({"如何", "怎样", "咋样", "怎么样"})
 """At the end they ask how something is, not how it is done."""
-_SUFFERED: Final = frozenset({"被", "遭", "受"})
+_TURNING: Final = frozenset(words("被 遭 受 给 对 向"))
+"""They say who does it to whom."""
+_BA: Final = frozenset({"把", "将把"})
+_BEING: Final = frozenset({"是", "有"})
+_WHAT: Final = frozenset({"什么", "啥", "什么样的"})
+_AHEAD: Final = frozenset(words("不 没 没有 别 不让 不给 不能 不可以 不会 不要 无法 不得 不许 不肯 未"))
+"""They negate what comes after them; other negations what is before."""
+_TERMS: Final = frozenset({"negation", "person"})
+_ACTS: Final = frozenset({"用", "看", "说", "给", "让"})
+_DONE: Final = frozenset({"求", "亲"})
+"""After 怎么 they are what is done."""
+_FILLED: Final = frozenset({"什么的"})
+"""At the beginning something is to be put in its place: 什么的阳光, and so 一什么小船."""
+_QUOTING: Final = re.compile("(?:怎么|如何|怎样|咋)(?:用.{2,4})?(?:说|写|读|念|拼|翻译|造句|组词|讲)")
 _PLAIN: Final = frozenset(words("的 是 呢 啊 了 呀 请 请问 在 里 中 一下 想知道 我想知道 告诉我 什么的 这个 那个"))
+_DEMANDS: Final = re.compile(
+    r"(?P<demand_short>[一几两]句话|(?:简短|简要|简单|简洁)地?的?(?:回答|答|说|解释|介绍|描述|概括|总结)"
+    r"|\bbriefly\b|\bin short\b|\bin (?:a|one|two|\d+) (?:words?|sentences?|lines?|paragraphs?)\b)"
+    r"|(?P<demand_long>详细地?的?(?:回答|说|解释|介绍|描述|讲)|\bin (?:great |more )?detail\b)"
+    r"|(?P<demand_steps>一步一步|分步骤?|逐步|\bstep[- ]by[- ]step\b)"
+    r"|(?P<demand_list>(?:列成|做成|用|以).{0,2}(?:列表|表格|清单)|分点|\bbullet points?\b|\bas an? (?:table|list)\b)"
+    r"|(?P<demand_plain>通俗|大白话|小学生|\bin (?:plain|simple|layman's) (?:english|words|terms)\b|\beli5\b"
+    r"|\blike i'?m (?:five|5)\b)"
+)
+"""How the answer shall be written."""
 _CALENDAR: Final = {
     "s:3600": ("hourly", "每小时"),
     "s:86400": ("daily", "每天"),
@@ -101,19 +124,30 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
     named = {"modal": modals, "tense": tenses, "person": persons}
     negations = 0
     linked = foreign = False
+    denied: set[str] = set()
+    acts: set[str] = set()
+    denying = -1
     role = ""
     used = False
     pronouns = _Pronouns()
     weak: list[str] = []
+    wish: list[str] = []
+    marks: list[str] = []
     little: list[str] = []
+    asked: list[str] = []
     has = equals = False
     for at, piece in enumerate(pieces):
         sort, key, entry = piece.sort, piece.key, piece.entry
+        if denying >= 0 and (first := _last_said(tokens, denying)) is not None:
+            denied.update(first.senses)
+            denying = -1
         pronouns.see(piece, tokens)
         if entry is not None and entry.sort in ("function", "question", "whether"):
             has, equals = has or "有" in piece.text, equals or "是" in piece.text
         if sort == "word" and (tense := _TENSES.get(piece.text)) is not None:
             tenses.add(tense)
+        if piece.text.startswith("how did "):
+            tenses.add("past")
         if entry is not None and not (piece.name and entry.sort != "same"):
             what, name, senses, kinds, _ = entry
             if what == "same":
@@ -124,22 +158,37 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
             if used:  # the words that the preposition goes with have ended
                 role, used = "", False
             if what == "light":
+                if piece.text == "好":
+                    weak.append(_good(pieces, at))
+                elif piece.text in _ACTS and _asks_how(pieces, at):
+                    acts.add(piece.text)
                 tokens.append(Token(key, senses, kinds, "light", role, True, 0.35 if name == "noun" else 0.15))
             elif what in ("question", "negation"):
                 if what == "negation":
                     negations += 1
+                    if piece.text in _AHEAD:
+                        denying = len(tokens)
+                    elif (last := _last_said(tokens, 0)) is not None:
+                        denied.update(last.senses)
                 elif name in _RELATIVE and questions and " " not in key:
                     continue
                 elif piece.text in _RATED and pronouns.said and _ends(pieces, at):
                     questions.add("rate")
                 else:
                     questions.add(name)
+                if piece.text in _WHAT and at and pieces[at - 1].text in ("一", "1"):
+                    questions.discard(name)
+                    questions.add("fill")
+                if piece.text in _WHAT:
+                    asked.append(_goes_with(pieces, at))
                 if key not in senses:
                     tokens.append(Token(key, senses, kinds, "stand-in", "", True, 0.0))
                 linked = linked or name == "far"
             elif what == "scope":
                 if name == "first":
                     tokens.append(Token("ord:1", frozenset({"ord:1"}), _NONE, "number", role, True, 1.0))
+                elif piece.text == "都" and _asks_later(pieces, at):
+                    little.append(key)
                 elif piece.text not in _COMPARING or (at + 1 < len(pieces) and pieces[at + 1].sort == "value"):
                     scopes.append(name)
             elif what == "role" and name == "to" and _last(pieces, at):
@@ -147,14 +196,34 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                 tokens.append(Token("收到", arrived.senses, arrived.kinds, "word", "", True, 1.0))
             elif what == "role":
                 role = name
-                (weak if piece.text in _SUFFERED else little).append(key)
+                if piece.text in _TURNING:
+                    weak.append(key)
+                elif piece.text in _BA:
+                    wish.append(key)
+                else:
+                    little.append(key)
                 linked = linked or name == "and"
             elif what == "whether":
                 questions.add("whether")
                 if name:
                     modals.add(name)
+            elif what == "function" and piece.text in _FILLED and not tokens:
+                questions.add("fill")
             elif what == "function":
-                (weak if name == "weak" else little).append(key)
+                if name == "weak":
+                    weak.append(key)
+                elif _asks_how(pieces, at) and (piece.text in _DONE or (piece.text == "来" and _ends(pieces, at))):
+                    tokens.append(Token(key, frozenset((key,)), _NONE, "word", role, True, 1.0))  # 怎么来的
+                elif name == "wish":
+                    wish.append(key)
+                elif name == "marks":
+                    marks.append(key)
+                elif piece.text in _BEING:
+                    (little if _asks_beside(pieces, at) else weak).append(key)
+                else:
+                    little.append(key)
+            elif piece.text == "过" and _asks_how(pieces, at):
+                tokens.append(Token(key, frozenset((key,)), _NONE, "word", role, True, 1.0))  # 怎么过
             else:
                 named[what].add(name)
             continue
@@ -181,8 +250,13 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                 role, used = "", False
             continue
         used = True
-    if "define" in questions:  # such words are then what is asked about: 西吧是什么意思
+    if denying >= 0 and (found := _last_said(tokens, denying) or _last_said(tokens, 0)) is not None:
+        denied.update(found.senses)  # 视频没了
+    scopes += {match.lastgroup or "" for match in _DEMANDS.finditer(text[:LONGEST])}
+    quoting = "define" in questions or _QUOTING.search(text) is not None
+    if quoting:  # such words are then what is asked about: 西吧是什么意思
         weak += [word for word in little if not word.isascii() and word not in _PLAIN]
+        weak += [piece.text for piece in pieces if piece.entry is not None and piece.entry.sort in _TERMS]
     letters = "".join(_LETTERS.findall(text[:LONGEST]))
     latin = [piece for piece in pieces if piece.sort == "word"]
     foreign = foreign or sum(piece.entry is not None for piece in latin) < 0.4 * len(latin) - 1
@@ -200,7 +274,18 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
         foreign,
         frozenset(map(add, letters, letters[1:])),
         tuple([piece.key or piece.text for piece in pieces if piece.sort != "stop"]),
-        Framing(*pronouns.end(tokens), tuple(sorted(weak)), has, equals),
+        Framing(
+            *pronouns.end(tokens),
+            tuple(sorted(weak)),
+            tuple(sorted(wish)),
+            tuple(sorted(marks)),
+            has,
+            equals,
+            tuple(sorted(asked)),
+            frozenset(denied),
+            frozenset(acts),
+            quoting,
+        ),
         any(piece.sort == "stop" for piece in pieces[:-1]),
         len(text) > LONGEST or len(tokens) > MOST,
     )
@@ -253,6 +338,56 @@ class _Pronouns:
 
 
 _NOTHING: Final = Piece("", "")
+
+
+def _asks_beside(pieces: list[Piece], at: int) -> bool:
+    """A question word comes next, or, for 是, stands before it."""
+    near = (at + 1, at - 1) if pieces[at].text == "是" else (at + 1,)
+    for place in near:
+        if 0 <= place < len(pieces) and (entry := pieces[place].entry) is not None and entry.sort == "question":
+            return True
+    return False
+
+
+def _asks_how(pieces: list[Piece], at: int) -> bool:
+    """怎么 and the like stand before it."""
+    entry = pieces[at - 1].entry if at else None
+    return entry is not None and entry.sort == "question" and entry.name == "how"
+
+
+def _asks_later(pieces: list[Piece], at: int) -> bool:
+    """都有哪些: it says nothing."""
+    return any(piece.entry is not None and piece.entry.sort == "question" for piece in pieces[at + 1 :])
+
+
+def _last_said(tokens: list[Token], start: int) -> Token | None:
+    """The last token from `start` on that says something."""
+    for token in reversed(tokens[start:]):
+        if token.weight > 0.3:
+            return token
+    return None
+
+
+def _good(pieces: list[Piece], at: int) -> str:
+    """好, with what it goes with: 好买吗 is not 买…好吗."""
+    for piece in pieces[at + 1 :]:
+        if piece.text == "的":
+            continue
+        said = piece.sort != "stop" and (piece.entry is None or piece.entry.sort == "same")
+        return f"好 {piece.key or piece.text}" if said else "好"
+    return "好"
+
+
+def _goes_with(pieces: list[Piece], at: int) -> str:
+    """What 什么 stands before: 什么歌, 什么是."""
+    if any(0 <= place < len(pieces) and pieces[place].text == "是" for place in (at - 1, at + 1)):
+        return "="
+    for piece in pieces[at + 1 :]:
+        if piece.sort == "stop":
+            break
+        if piece.entry is None or piece.entry.sort in ("same", "light"):
+            return piece.key or piece.text
+    return ""
 
 
 def _ends(pieces: list[Piece], at: int) -> bool:
