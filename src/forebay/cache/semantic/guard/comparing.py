@@ -52,8 +52,7 @@ FEATURES: Final = (
     "identical",
     "chinese",
     "two_languages",
-    "complete",  # nothing is left over that says something
-    "bare",  # nor is a word another, or in another form: what differs is only what follows
+    "bare",  # nothing is left over that says something, no word is another: what differs is only what follows
     "bare_light",
     "bare_framed",
 )
@@ -180,8 +179,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     ) or one.text.rstrip(_ENDING) == other.text.rstrip(_ENDING)
     if identical:
         conflict = ""
-    complete = not heavy_left and not heavy_right
-    bare = complete and not aligned.synonyms and not aligned.derived
+    bare = minimal and not aligned.synonyms and not aligned.derived
     features = (
         2 * aligned.equal / (weight_one + weight_other),
         1 - (left_all + right_all) / (weight_one + weight_other),
@@ -215,7 +213,6 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         float(identical),
         (one.chinese + other.chinese) / 2,
         float(two_languages),
-        float(complete),
         float(bare),
         light if bare else 0.0,
         float(min(framed, 3)) if bare else 0.0,
