@@ -22,7 +22,8 @@ __all__ = ["Readings"]
 
 _Words = frozenset[str]
 _Row = tuple[str, _Words, _Words, str, str, bool, float]
-_Frame = tuple[_Words, _Words, tuple[str, ...], tuple[str, ...], bool, bool]
+_Some = tuple[str, ...]
+_Frame = tuple[_Words, _Words, _Some, _Some, _Some, _Some, bool, bool, _Some, _Words, _Words, bool]
 _Plain = tuple[
     str,
     tuple[_Row, ...],
