@@ -33,21 +33,25 @@ def test_a_line_is_bounded_but_for_what_must_be_done_and_can_be_dropped() -> Non
     assert done == ["first"]
 
 
-def test_what_comes_soon_after_the_first_is_done_with_it() -> None:
+def test_what_comes_alone_is_done_at_once_and_what_comes_soon_after_it_together() -> None:
     done: list[list[int]] = []
-    all_of_it = threading.Event()
+    first, all_of_it = threading.Event(), threading.Event()
 
     def work(items: list[int]) -> None:
         done.append(items)
-        if sum(map(len, done)) == 3:
+        first.set()
+        if sum(map(len, done)) == 4:
             all_of_it.set()
 
-    lane: Lane[int] = Lane("gathers", work, batch=8, most=8, gather=0.2)
+    lane: Lane[int] = Lane("gathers", work, batch=8, most=8, gather=60.0)
     lane.start()
-    for n in range(3):
+    assert lane.put(0, patient=True)
+    assert first.wait(10)
+    for n in (1, 2):
         assert lane.put(n, patient=True)
+    assert lane.put(3)
     assert all_of_it.wait(10)
-    assert done == [[0, 1, 2]]
+    assert done == [[0], [1, 2, 3]]
     assert lane.close(5)
 
 

@@ -23,7 +23,8 @@ SOON: Final = 3_600.0
 class Lane(Generic[T]):
     """`work` gets what has come together, `batch` at most, in order. `idle` is called in between, and says in how many
     seconds it wants to be called again. `most` counts items, `most_bytes` what `put` is told of them. `gather`: seconds
-    in which more may come together with the first, where all that wait are patient.
+    from one beginning to the next in which more may come together, where all that wait are patient; what comes alone
+    is done at once.
     Mutable state: the line, and how much of it was refused."""
 
     def __init__(
@@ -89,15 +90,16 @@ class Lane(Generic[T]):
             self._changed.notify()
 
     def _run(self) -> None:
-        due = 0.0
+        due, gathered = 0.0, -self._gather
         while True:
             with self._changed:
                 if not self._line and not self._leaving:
                     self._changed.wait(min(max(0.0, due - time.monotonic()), SOON))
-                if self._gather and self._line and not self._ripe():
+                if self._gather and self._line:
                     self._gathers = True
-                    self._changed.wait_for(self._ripe, self._gather)
+                    self._changed.wait_for(self._ripe, max(0.0, gathered + self._gather - time.monotonic()))
                     self._gathers = False
+                    gathered = time.monotonic()
                 items = [self._line.popleft() for _ in range(min(len(self._line), self._batch))]
                 if not self._line:
                     self._impatient = False

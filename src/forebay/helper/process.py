@@ -81,8 +81,8 @@ AGAIN: Final = (1.0, 30.0)
 LEAVE: Final = (0.5, 5.0)
 """Seconds for look-ups, and for chores, that wait when it is told to leave."""
 GATHER: Final = 0.1
-"""Seconds in which answers come together, to be written at once: a transaction, and waking a thread, cost more than
-what is in it. What a crash loses of them are misses."""
+"""Seconds from one writing of answers to the next: those that come meanwhile are written at once, since a transaction,
+and waking a thread, cost more than what is in it. What a crash loses of them are misses."""
 TOGETHER: Final = 64
 """Answers that are not waited for any longer."""
 HANGS: Final = MappingProxyType({"look-ups": 30.0, "chores": 900.0})
