@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from copy import copy
 from typing import Final
 
 from forebay.api.routes import CHAT, Route
@@ -106,9 +105,25 @@ class Front:
 
     def lowered(self, class_: Class) -> Front:
         """The same, in another class: of one request."""
-        other = copy(self)
-        other.class_ = class_
-        other.entry = other.series = None
+        other = Front(
+            self.generation,
+            given_id=self.given_id,
+            cors=self.cors,
+            caller=self.caller,
+            class_=class_,
+            route=self.route,
+            block=self.block,
+            explains=self.explains,
+            explains_cache=self.explains_cache,
+            wish=self.wish,
+            kept_as=self.kept_as,
+            session=self.session,
+            tags=self.tags,
+            usage=self.usage,
+            feedback=self.feedback,
+            answer=self.answer,
+        )  # copy.copy cannot make a compiled object
+        other.facts = self.facts
         return other
 
     def expired(self) -> bool:
