@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from forebay.cache import intent, language
+from forebay.cache import intent, language, trying
 
 TAKEN = {
     intent.TIME: (
@@ -200,3 +203,38 @@ def test_no_text_takes_long(text: str) -> None:
 )
 def test_the_language_of_a_question(text: str, code: str) -> None:
     assert language.of(text) == code
+
+
+RULES = {
+    "_ENGLISH_TIME": trying.TIME,
+    "_ENGLISH_STATE": trying.STATE,
+    "_ENGLISH_MY": trying.MY,
+    "_ENGLISH_ORDER": trying.MY,
+    "_ENGLISH_MINE": trying.MINE,
+    "_ENGLISH_I": trying.I,
+    "_KNOWN": trying.KNOWN,
+    "_ENGLISH_PLACE": trying.PLACE,
+    "_ENGLISH_HERE": trying.HERE,
+    "_ENGLISH_CHANCE": trying.CHANCE,
+    "_ENGLISH_MORE": trying.MORE,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_a_rule_takes_is_worth_trying(name: str) -> None:
+    rule: re.Pattern[str] = getattr(intent, name)
+
+    @settings(max_examples=40)
+    @given(st.from_regex(rule), st.sampled_from(("", "'", " please", "?")))
+    def taken(found: str, end: str) -> None:
+        text = (found + end).lower()
+        assume(rule.search(text) is not None)
+        assert trying.worth(re.findall(r"\w+", text), text) & RULES[name]
+
+    taken()
+
+
+def test_most_texts_are_worth_no_rule() -> None:
+    text = "explain in two sentences what a forebay is, and name the unit in which its capacity is given."
+    assert trying.worth(re.findall(r"\w+", text), text) == 0
+    assert trying.worth([], "") == 0

@@ -475,3 +475,8 @@ def test_a_key_is_the_same_in_every_process_and_release() -> None:
         "11d235422d5d97853946b6397d0dc7aa",
         "0749676c3361013fcb53ccb978aa813b",
     )
+
+
+@given(st.text(st.sampled_from("ab. \n!/~$é_0"), max_size=12))
+def test_signs_are_told_at_a_glance_as_by_a_search(text: str) -> None:
+    assert keys._may_be_signs(text) is (keys._MAY_BE_SIGNS.search(text) is not None)

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from forebay.gateway.flights import Flight
     from forebay.wire.reply import Reply
 else:
-    _module = pure("forebay.wire.reply", "forebay.gateway.flight_seats", "forebay.gateway.flights")
+    _module = pure(
+        "forebay.wire.reply",
+        "forebay.gateway.flight_seats",
+        "forebay.gateway.flight_paces",
+        "forebay.gateway.flights",
+    )
     Flight, End, Shared, Reply = _module.Flight, _module.End, _module.Shared, _module.Shared.__base__
 
 PIECES = [b"data: %d\n\n" % i for i in range(40)]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from forebay.cache import trying
+
 TIME: Final = "time"
 PERSONAL: Final = "personal"
 PLACE: Final = "place"
@@ -57,7 +59,12 @@ _CHANCE_WORDS: Final = _words(
     "shuffle roll poem haiku limerick stories jokes riddles"
 )
 """One of these is in every question that the rule takes: most questions have none, and most rules need not be tried."""
-_NO_WORD: Final = str.maketrans(dict.fromkeys('\t\n\r!"#$%&()*+,-./:;<=>?@[]^_`{|}~，。？！', " "))
+_SEPARATES: Final = '\t\n\r!"#$%&()*+,-./:;<=>?@[]^_`{|}~'
+_NO_WORD: Final = str.maketrans(dict.fromkeys(_SEPARATES + "，。？！", " "))
+_NO_LETTER: Final = bytes.maketrans(_SEPARATES.encode(), b" " * len(_SEPARATES))
+_RUN: Final = re.compile(r"\w+")
+_APART: Final = _SEPARATES.encode() + b" abcdefghijklmnopqrstuvwxyz0123456789"
+"""A text of these alone has no word with a sign in it."""
 
 _ENGLISH_TIME: Final = re.compile(
     r"\b(?:"
@@ -336,25 +343,45 @@ def of(text: str) -> str:
 
 
 def _english(text: str) -> str:
-    words = text.translate(_NO_WORD).split()
+    if text.isascii():
+        raw = text.encode("ascii")
+        words = raw.translate(_NO_LETTER).decode("ascii").split()
+        apart = not raw.translate(None, _APART)
+    else:
+        words = text.translate(_NO_WORD).split()
+        apart = False
+    worth = trying.worth(words if apart else _RUN.findall(text), text)
     if _ASKS_STATE.match(text) and _ENGLISH_STATE_FIRST.match(text):
         return TIME
-    if (not _TIME_WORDS.isdisjoint(words) and _ENGLISH_TIME.search(text)) or (
-        (not _STATE_WORDS.isdisjoint(words) or "be up" in text) and _ENGLISH_STATE.search(text)
+    if not worth:
+        return ""
+    if (worth & trying.TIME and not _TIME_WORDS.isdisjoint(words) and _ENGLISH_TIME.search(text)) or (
+        worth & trying.STATE and (not _STATE_WORDS.isdisjoint(words) or "be up" in text) and _ENGLISH_STATE.search(text)
     ):
         return TIME
     if (
-        ("my" in words and _mine(text, words))
-        or (not _MINE_WORDS.isdisjoint(words) and _ENGLISH_MINE.search(text))
-        or ("i" in words and _ENGLISH_I.search(text))
-        or ("me" in words and _KNOWN.search(text))
+        (worth & trying.MY and "my" in words and _mine(text, words))
+        or (worth & trying.MINE and not _MINE_WORDS.isdisjoint(words) and _ENGLISH_MINE.search(text))
+        or (worth & trying.I and "i" in words and _ENGLISH_I.search(text))
+        or (worth & trying.KNOWN and "me" in words and _KNOWN.search(text))
     ) and not _HOW.search(text):
         return PERSONAL
-    if not _PLACE_WORDS.isdisjoint(words) and (_ENGLISH_PLACE.search(text) or _ENGLISH_HERE.search(text)):
+    if (
+        worth & (trying.PLACE | trying.HERE)
+        and not _PLACE_WORDS.isdisjoint(words)
+        and (
+            (worth & trying.PLACE and _ENGLISH_PLACE.search(text))
+            or (worth & trying.HERE and _ENGLISH_HERE.search(text))
+        )
+    ):
         return PLACE
     if (
-        not _CHANCE_WORDS.isdisjoint(words)
-        and (_ENGLISH_CHANCE.search(text) or _ENGLISH_MORE.search(text))
+        worth & (trying.CHANCE | trying.MORE)
+        and not _CHANCE_WORDS.isdisjoint(words)
+        and (
+            (worth & trying.CHANCE and _ENGLISH_CHANCE.search(text))
+            or (worth & trying.MORE and _ENGLISH_MORE.search(text))
+        )
         and not _HOW.search(text)
     ):
         return CHANCE

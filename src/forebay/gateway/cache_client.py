@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -33,7 +33,8 @@ LONGEST: Final = 128 << 20
 """Bytes of a message."""
 _LATE: Final = 16
 _REST: Final = 1.0
-_AGAIN: Final = (0.05, 2.0)
+_AGAIN: Final = 0.05
+_AT_MOST: Final = 2.0
 """Seconds between two tries to connect, at first and at most."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -46,9 +47,20 @@ _TOO_MUCH: Final = frozenset({BUSY, LATE})
 """What the helper says of a question that it came to too late, or not at all."""
 
 
-class _Open(NamedTuple):
-    back: Callable[[Answered | None, str], None]
-    timer: asyncio.TimerHandle
+class _Open:
+    """A question that is open: what is called with its answer, or with why there is none."""
+
+    __slots__ = ("found", "heard", "timer")
+
+    def __init__(
+        self,
+        found: Callable[[Found | None, str], None] | None,
+        heard: Callable[[Heard | None], None] | None,
+        timer: asyncio.TimerHandle,
+    ) -> None:
+        self.found = found
+        self.heard = heard
+        self.timer = timer
 
 
 class CacheClient(asyncio.Protocol):
@@ -111,21 +123,8 @@ class CacheClient(asyncio.Protocol):
         if len(self._open) >= self._room or now < self._rests_until or transport.get_write_buffer_size() > SLOW:
             return self._not_asked(BUSY)
         n = self._next()
-
-        def found(answer: Answered | None, why: str) -> None:
-            if isinstance(answer, Found):
-                if answer.why in _TOO_MUCH:
-                    self._was_late(n)
-                else:
-                    self._in_time()
-                self.asked.series(answer.kind.value).value += 1
-                back(answer, "")
-            else:
-                why = why or ("failed" if isinstance(answer, Failed) else "unexpected")
-                self.asked.series(why).value += 1
-                back(None, why)
-
-        self._ask(n, Find(n, exact, scope, question, partition, budget, writer), budget, found)
+        self._open[n] = _Open(back, None, self._loop.call_later(budget, self._overdue, n))
+        self._send(Find(n, exact, scope, question, partition, budget, writer))
         return ""
 
     def store(self, message: Store) -> bool:
@@ -147,11 +146,8 @@ class CacheClient(asyncio.Protocol):
         if self._transport is None or len(self._open) >= MOST_ASKED:
             return False
         n = self._next()
-
-        def heard(answer: Answered | None, why: str) -> None:
-            back(answer if isinstance(answer, Heard) else None)
-
-        self._ask(n, Feedback(n, entry, partition, good, question), within, heard)
+        self._open[n] = _Open(None, back, self._loop.call_later(within, self._overdue, n))
+        self._send(Feedback(n, entry, partition, good, question))
         return True
 
     async def close(self) -> None:
@@ -203,7 +199,7 @@ class CacheClient(asyncio.Protocol):
 
     async def _keep(self) -> None:
         """Connect, and again whenever it is gone."""
-        wait, most = _AGAIN
+        wait = _AGAIN
         said = True
         while True:
             self._lost = self._loop.create_future()
@@ -214,9 +210,9 @@ class CacheClient(asyncio.Protocol):
                     log.warning("the cache's helper process cannot be reached: %s", e.strerror or e)
                     said = True
                 await asyncio.sleep(wait)
-                wait = min(2 * wait, most)
+                wait = min(2 * wait, _AT_MOST)
                 continue
-            wait, said = _AGAIN[0], False
+            wait, said = _AGAIN, False
             await self._lost
             log.warning(
                 "the cache's helper process has hung up; until it is back only this worker's own memory is used"
@@ -230,10 +226,6 @@ class CacheClient(asyncio.Protocol):
         self.asked.series(why).value += 1
         return why
 
-    def _ask(self, n: int, message: Said, within: float, back: Callable[[Answered | None, str], None]) -> None:
-        self._open[n] = _Open(back, self._loop.call_later(within, self._overdue, n))
-        self._send(message)
-
     def _send(self, message: Said) -> None:
         data = _encode(message)
         if self._transport is not None:
@@ -244,7 +236,7 @@ class CacheClient(asyncio.Protocol):
         if one is None:
             return
         self._was_late(n)
-        one.back(None, LATE)
+        self._tell(n, one, None, LATE)
 
     def _in_time(self) -> None:
         self._late = 0
@@ -266,15 +258,32 @@ class CacheClient(asyncio.Protocol):
         one = self._open.pop(message.n, None)
         if one is not None:
             one.timer.cancel()
-            one.back(message, "")
+            self._tell(message.n, one, message, "")
         elif isinstance(message, Found) and message.ticket:
             self.unanswered(message.ticket)  # too late: the engine's answer will not be handed back
 
     def _forget(self, why: str) -> None:
         asked, self._open = self._open, {}
-        for one in asked.values():
+        for n, one in asked.items():
             one.timer.cancel()
-            one.back(None, why)
+            self._tell(n, one, None, why)
+
+    def _tell(self, n: int, one: _Open, answer: Answered | None, why: str) -> None:
+        """Whoever asked it. `why`: where there is no answer."""
+        if one.heard is not None:
+            one.heard(answer if isinstance(answer, Heard) else None)
+        elif one.found is not None:
+            if isinstance(answer, Found):
+                if answer.why in _TOO_MUCH:
+                    self._was_late(n)
+                else:
+                    self._in_time()
+                self.asked.series(answer.kind.value).value += 1
+                one.found(answer, "")
+            else:
+                why = why or ("failed" if isinstance(answer, Failed) else "unexpected")
+                self.asked.series(why).value += 1
+                one.found(None, why)
 
     def _broken(self, why: str) -> None:
         log.error("the cache's helper process: %s", why)

@@ -42,6 +42,7 @@ class CacheTelemetry:
         self.followers: Counter = self._followers.series()
         self.helper_seconds = 0.0
         self._known: dict[tuple[str, Kind], Counter] = {}
+        self._misses: dict[str, Counter] = {}
 
     def asked(self, model: str, kind: Kind) -> None:
         found = self._known.get((model, kind))
@@ -49,6 +50,14 @@ class CacheTelemetry:
             if len(self._known) >= 4096:
                 self._known.clear()
             found = self._known[model, kind] = self._requests.series(model, kind.value)
+        found.value += 1
+
+    def missed(self, model: str) -> None:
+        found = self._misses.get(model)
+        if found is None:
+            if len(self._misses) >= 4096:
+                self._misses.clear()
+            found = self._misses[model] = self._requests.series(model, Kind.MISS.value)
         found.value += 1
 
     def bypassed(self, model: str, why: str) -> None:
@@ -74,6 +83,7 @@ class CacheTelemetry:
             self._background_nano.series(why).value += cost
 
     def snapshot(self, caching: Caching) -> Iterator[FamilySnapshot]:
+        caching.shelf.flush()
         for family in (
             self._requests,
             self._bypasses,

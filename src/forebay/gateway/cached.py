@@ -21,6 +21,8 @@ ENTRY: Final = b"x-forebay-cache-entry"
 AGE: Final = b"x-forebay-cache-age"
 SIMILARITY: Final = b"x-forebay-cache-similarity"
 WHY: Final = b"x-forebay-cache-why"
+_KIND: Final = HEADER + b": "
+_ENTRY: Final = ENTRY + b": "
 TOLD: Final = (HEADER, ENTRY, AGE, SIMILARITY, WHY)
 _PIECE: Final = 65_536
 """Bytes of a stream that are written at once."""
@@ -74,9 +76,9 @@ class Part:
 
     def say(self, reply: Reply, *, why: bool, age: float = -1.0) -> None:
         """In the head of its answer, in place of what was said before. `why`: it wants to know; `age`: seconds."""
-        said = b"%b: %b\r\n" % (HEADER, self.kind.encode())
+        said = _KIND + self.kind.encode() + b"\r\n"
         if self.entry:
-            said += b"%b: %b\r\n" % (ENTRY, self.entry.encode())
+            said += _ENTRY + self.entry.encode() + b"\r\n"
         if age >= 0:
             said += b"%b: %d\r\n" % (AGE, age)
         if self.similarity:
@@ -91,9 +93,9 @@ class Part:
 
     def logged(self) -> bytes:
         """Its part of the request's log line."""
-        found = b',"cache":"%b"' % self.kind.encode()
+        found = b',"cache":"' + self.kind.encode() + b'"'
         if self.entry:
-            found += b',"cache_entry":"%b"' % self.entry.encode()
+            found += b',"cache_entry":"' + self.entry.encode() + b'"'
         if self.why:
             found += b',"cache_why":"%b"' % self.why.encode()
         if self.similarity:

@@ -21,13 +21,13 @@ import msgspec
 from forebay import errors
 from forebay.api.openai import ChatBody, CompletionBody
 from forebay.cache import answers, key
-from forebay.cache.answers import About, Answer, Unfit
+from forebay.cache.answers import Answer
 from forebay.cache.key import KNOWLEDGE, Asked, Bypassed, Facts
 from forebay.cache.memory import Answers
-from forebay.cache.messages import Drop, Found, Kind, Purge, Store, cache_socket
+from forebay.cache.messages import Drop, Found, Kind, Purge, cache_socket
 from forebay.config.models import Class, Config
 from forebay.errors import Outcome
-from forebay.gateway import forwarding, keeping
+from forebay.gateway import forwarding
 from forebay.gateway.accounting import Count
 from forebay.gateway.cache_client import CacheClient
 from forebay.gateway.cache_telemetry import CacheTelemetry
@@ -36,6 +36,7 @@ from forebay.gateway.feedback import Feedbacks
 from forebay.gateway.flight_seats import End, Shared, usage_fields
 from forebay.gateway.flights import Flight
 from forebay.gateway.handles import Entry
+from forebay.gateway.shelf import Fresh, Shelf, entry_of
 from forebay.ledger.tokens import NO_TOKENS
 from forebay.state.messages import Forget
 from forebay.wire.tasks import Tasks
@@ -53,14 +54,11 @@ _AT_ONCE: Final = 256
 """Followers that are settled before the event loop goes on."""
 _MOST_BEHIND: Final = 256
 """Engines asked for nobody at once."""
-_SWEEP: Final = 0.005
-"""Seconds between two slices of a purge."""
 
 
 class Caching:
     def __init__(self, gateway: Gateway, config: Config, loop: asyncio.AbstractEventLoop) -> None:
         self.telemetry = CacheTelemetry()
-        self.client: CacheClient | None = None
         self.flights: dict[bytes, Flight] = {}
         self.behind: set[bytes] = set()
         self.feedbacks = Feedbacks(self)
@@ -68,33 +66,38 @@ class Caching:
         self._loop = loop
         self._socket = cache_socket(config.state_dir)
         self._closing = Tasks()
-        self._sweeping: asyncio.TimerHandle | None = None
         self.rules = config.cache
         self.memory = Answers(config.cache.memory_bytes)
+        self.shelf = Shelf(loop, self.rules, self.memory, self.telemetry, self.feedbacks)
         self.configure(config)
 
     @property
     def on(self) -> bool:
         return self.rules.enabled
 
+    @property
+    def client(self) -> CacheClient | None:
+        return self.shelf.client
+
     def configure(self, config: Config) -> None:
         """A reload: what is under way goes on as it began; what is known stays, as far as its keys still fit."""
-        rules = self.rules = config.cache
+        self.shelf.flush()
+        rules = self.rules = self.shelf.rules = config.cache
         session = config.placement.session_header
         self._ignored = (*rules.ignored_headers, session.lower()) if session else rules.ignored_headers
         self.memory.configure(rules.memory_bytes, time())
         if not rules.enabled:
             self.memory.clear()
-        self.sweep()
-        if rules.helped and self.client is None:
-            self.client = CacheClient(self._socket, self._loop, self.dropped, self._forget)
-        elif not rules.helped and self.client is not None:
-            client, self.client = self.client, None
+        self.shelf.sweep()
+        client = self.client
+        if rules.helped and client is None:
+            self.shelf.client = CacheClient(self._socket, self._loop, self.shelf.dropped, self.shelf.forget)
+        elif not rules.helped and client is not None:
+            self.shelf.client = None
             self._closing.spawn(client.close())
 
     async def close(self) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        self.shelf.close()
         await self._closing.drain()
         if self.client is not None:
             await self.client.close()
@@ -116,6 +119,8 @@ class Caching:
         exact = asked.exact
         if wish.looks:
             now = time()
+            if exact in self.shelf.waiting:
+                self.shelf.settle(exact)
             answer = self.memory.get(exact, now)
             if answer is not None and now - answer.created <= wish.most_age and answer.open_to(_writer(part)):
                 answer = self.memory.in_form(exact, answer, now, streamed=x.stream)
@@ -201,21 +206,27 @@ class Caching:
         if rules.single_flight and not wish.only:
             self.flights.setdefault(flight.key, flight)
         flight.sit(x)
-        client = self.client
+        client = self.shelf.client
         why = ""
         if client is not None and wish.looks and (asked.scope or rules.disk_bytes or rules.redis):
-
-            def found(answer: Found | None, why: str) -> None:
-                self._found(flight, part, answer, why)
-
-            facts = part.facts
-            assert facts is not None
-            budget = rules.semantic.budget
-            question = asked.question if asked.scope else ""
-            why = client.find(exact, asked.scope, question, facts.partition, budget, found, facts.writer)
+            why = self._helped(client, flight, part, asked)
             if not why:
                 return
         self._missed(flight, part, why)
+
+    def _helped(self, client: CacheClient, flight: Flight, part: Part, asked: Asked) -> str:
+        """Ask the helper process. Returns why it cannot be, or ""."""
+        facts = part.facts
+        assert facts is not None
+        return client.find(
+            asked.exact,
+            asked.scope,
+            asked.question if asked.scope else "",
+            facts.partition,
+            self.rules.semantic.budget,
+            lambda answer, why: self._found(flight, part, answer, why),
+            facts.writer,
+        )
 
     def _found(self, flight: Flight, part: Part, found: Found | None, why: str) -> None:
         """The helper process has answered, or has not in time."""
@@ -326,21 +337,23 @@ class Caching:
         assert part is not None
         part.kind = Kind.MISS
         if part.wish.stores:
-            self._named(part, flight)
+            part.entry = entry_of(flight.exact)
+            if x is not flight.solo:  # whose client hears of it with the answer, which is said to be given then
+                self._gave(part)
         if part.background:
             return
-        self.telemetry.asked(x.entry.name, Kind.MISS)
+        self.telemetry.missed(x.entry.name)
         part.say(x.reply, why=x.front.explains_cache)
 
     def follows(self, flight: Flight, x: Exchange) -> None:
         part = x.part
         assert part is not None
         part.kind, part.why = Kind.FLIGHT, ""
-        self._named(part, flight)
+        part.entry = entry_of(flight.exact)
+        self._gave(part)
         part.say(x.reply, why=False)
 
-    def _named(self, part: Part, flight: Flight) -> None:
-        part.entry = entry_of(flight.exact)
+    def _gave(self, part: Part) -> None:
         if part.asked is not None and part.facts is not None:
             self.feedbacks.gave(part.entry, part.facts.partition, _compared(part))
 
@@ -407,8 +420,14 @@ class Caching:
                 self.client.unanswered(ticket)
             flight.close()
             return
-        kept = self._keep(x, part, flight, count, cost, ticket) if flight.status == 200 else None
+        fresh = self._keep(x, part, flight, count, cost, ticket) if flight.status == 200 else None
         self.over(flight)
+        if not flight.seats and not flight.heard:
+            if fresh is not None:
+                self.shelf.put(fresh)
+            flight.close()
+            return
+        kept = self.shelf.keep(fresh) if fresh is not None else None
         waiting = [seat.x for seat in flight.seats.values() if seat.x.stream != flight.streams]
         if kept is not None:
             now = time()
@@ -420,7 +439,7 @@ class Caching:
             for other in waiting:
                 flight.seats.pop(other).let_go()
             self._anew(waiting)
-        flight.answer = part.answer
+        flight.answer = kept
         flight.close()
         if flight.heard:
             self._all_heard(flight)
@@ -440,86 +459,40 @@ class Caching:
         self.telemetry.hit(x.entry.name, Kind.FLIGHT, monotonic() - x.received_at)
         x.shared(Outcome.HIT, 200)
 
-    def _keep(
-        self, x: Exchange, part: Part, flight: Flight, count: Count, cost: int | None, ticket: int
-    ) -> Answer | None:
-        """The answer of a flight that is whole, for those who wait for it in another form; kept where it may be."""
-        asked, facts, _rules = part.asked, part.facts, self.rules
+    def _keep(self, x: Exchange, part: Part, flight: Flight, count: Count, cost: int | None, ticket: int) -> Fresh:
+        asked, facts, chunks, usage = part.asked, part.facts, None, b""
         assert asked is not None
         assert facts is not None
-        now = time()
-        tags, sources = x.front.kept_as
-        about = About(
-            id=entry_of(asked.exact),
-            created=now,
-            ttl=facts.ttl,
-            stale=facts.stale,
-            model=facts.model,
-            version=facts.version,
-            partition=facts.partition,
-            question=asked.question,
-            tags=tags,
-            sources=sources,
-            tokens=count.tokens,
-            avoided=cost or 0,
-            price=b"",
-            seconds=monotonic() - (x.booked_at or x.received_at),
-        )
-        found: Answer | Unfit
-        if flight.body is not None:
-            found = keeping.of_unary(flight.body, about)
+        body, size = flight.body, flight.bytes
+        if body is not None:
+            size = len(body)
         elif flight.keeps and flight.streams:
-            usage = msgspec.json.encode(usage_fields(x.usage)) if x.usage is not None else b""
-            found = answers.from_chunks(flight.chunks, about, usage=usage, length=True)
-        else:
-            found = Unfit.LARGE
-        if facts.writer and isinstance(found, Answer):
-            found = keeping.written(found, facts.writer, self.memory.get(asked.exact, now))
-        why = keeping.unfit(found, self.rules, stores=part.wish.stores, bounded=bool(part.most))
-        self.telemetry.kept.series(why or "kept").value += 1
-        if not why and isinstance(found, Answer):
-            part.entry = found.id
-            self.memory.put(asked.exact, found, now)
-            if self.client is not None:
-                message = Store(
-                    asked.exact,
-                    asked.scope if not found.calls else b"",
-                    asked.question,
-                    facts.partition,
-                    answers.encode(found),
-                    ticket,
-                )
-                self.client.store(message)
-        elif ticket and self.client is not None:
-            self.client.unanswered(ticket)
-        part.answer = found if isinstance(found, Answer) else None
-        return part.answer
+            chunks = flight.chunks
+            if x.usage is not None:
+                usage = msgspec.json.encode(usage_fields(x.usage))
+        return Fresh(
+            asked,
+            facts,
+            body,
+            chunks,
+            size,
+            usage,
+            x.front.kept_as,
+            count.tokens,
+            cost or 0,
+            monotonic() - (x.booked_at or x.received_at),
+            time(),
+            part.wish.stores,
+            part.most > 0,
+            ticket,
+        )
 
     # --- what must go ------------------------------------------------------------------------------------------------
 
-    def dropped(self, message: Drop) -> None:
-        """The helper process says so."""
-        if message.entries:
-            self.memory.drop_entries(message.entries)
-        if message.purge is not None:
-            self.memory.drop(message.purge, time())
-            self.sweep()
-
     def forget(self, message: Forget) -> None:
         """The admin process says so, where there is no helper process."""
-        self.dropped(Drop(Purge(0, **msgspec.structs.asdict(message)), (message.entry,) if message.entry else ()))
-
-    def _forget(self) -> None:
-        self.memory.clear()
-        self.sweep()
-
-    def sweep(self) -> None:
-        """Go on with purges, a slice at a time."""
-        if self._sweeping is None:
-            self._sweep()
-
-    def _sweep(self) -> None:
-        self._sweeping = self._loop.call_later(_SWEEP, self._sweep) if self.memory.sweep(time()) else None
+        entries = (message.entry,) if message.entry else ()
+        self.shelf.dropped(Drop(Purge(0, **msgspec.structs.asdict(message)), entries))
 
     def __repr__(self) -> str:
         return f"<Caching {self.memory!r}, {len(self.flights)} flights, {self.client!r}>"
@@ -532,8 +505,3 @@ def _writer(part: Part) -> bytes:
 def _compared(part: Part) -> str:
     """The question, where its meaning is compared: no other teaches anything."""
     return part.asked.question if part.asked is not None and part.asked.scope else ""
-
-
-def entry_of(exact: bytes) -> str:
-    """The entry's id: the same wherever the answer to this request is kept."""
-    return exact[:8].hex()

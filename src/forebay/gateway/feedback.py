@@ -87,6 +87,7 @@ class Feedbacks:
                 f"'question' has more than {LONGEST:,} characters: leave it out.", param="question", code="too_long"
             )
         good, caching = body.good, self._caching
+        caching.shelf.flush()
         partition, question = self._of(caller, entry, body)
         if not partition:
             raise errors.unknown_entry(entry)
@@ -95,7 +96,7 @@ class Feedbacks:
             if wait:
                 raise errors.rate_limited("feedback", wait, f"{PER_MINUTE:,} answers a minute may be said to be bad.")
             caching.memory.drop(Purge(0, entry=entry, partition=partition), time())
-            caching.sweep()
+            caching.shelf.sweep()
         caching.telemetry.feedback.series("good" if good else "bad").value += 1
 
         def heard(answer: Heard | None) -> None:

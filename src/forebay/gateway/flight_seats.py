@@ -17,6 +17,7 @@ from forebay.wire.reply import Reply
 
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
+    from forebay.gateway.flight_paces import Paces
     from forebay.gateway.flights import Flight
 
 _DONE: Final = b"[DONE]"
@@ -78,7 +79,7 @@ class Altered:
 
     __slots__ = ("_flight", "_seat")
 
-    def __init__(self, flight: Flight, seat: Seat) -> None:
+    def __init__(self, flight: Paces, seat: Seat) -> None:
         self._flight = flight
         self._seat = seat
 

@@ -6,7 +6,7 @@ them; any other goes to `cache.answers`, whose verdict is the same for both.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -14,31 +14,9 @@ from forebay.cache import answers
 from forebay.cache.answers import About, Answer, Unfit
 from forebay.cache.refusing import refuses
 from forebay.config.cache import Cache
+from forebay.gateway.kept_shape import Whole
 
-
-class _Said(msgspec.Struct, gc=False):
-    content: str | None = None
-    refusal: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    index: int = 0
-    message: _Said | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class _Found(msgspec.Struct, gc=False):
-    id: str | None = None
-    object: str | None = None
-    choices: tuple[_Choice, ...] = ()
-    usage: Any = None
-    error: Any = None
-
-
-_decode: Final = msgspec.json.Decoder(_Found).decode
+_decode: Final = msgspec.json.Decoder(Whole).decode
 _PLAIN: Final = frozenset({"stop", "length"})
 
 
@@ -91,7 +69,7 @@ def _plain_unary(body: bytes, about: About) -> Answer | None:
     return _answer(about, found, choice.finish_reason, body, usage, streamed=False)
 
 
-def _answer(about: About, found: _Found, finish: str, body: bytes, usage: bytes, *, streamed: bool) -> Answer:
+def _answer(about: About, found: Whole, finish: str, body: bytes, usage: bytes, *, streamed: bool) -> Answer:
     return Answer(
         about.id,
         about.created,
