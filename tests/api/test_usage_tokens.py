@@ -218,4 +218,4 @@ def test_anthropics_usage_is_the_same_through_the_translation() -> None:
     ],
 )
 def test_a_count_that_is_not_of_this_request_is_doubted(tokens: Tokens, known: dict[str, int], note: str) -> None:
-    assert doubted(tokens, **known) == note
+    assert doubted(tokens.prompt, tokens.completion, **known) == note

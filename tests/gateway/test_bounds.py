@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.api.routes import CHAT, COMPLETIONS
-from forebay.gateway.bounds import MOST_ANSWERS, answers_of, defaults_for, most_of
+from forebay.gateway.bounds import MOST_ANSWERS, answers_of, bounded, defaults_for, most_of
 
 
 def chat(**fields: Any) -> Any:
@@ -63,3 +63,35 @@ def test_the_operator_s_bound_is_not_put_beside_the_client_s() -> None:
     ours = {"max_completion_tokens": b"8000", "temperature": b"0"}
     assert defaults_for(chat(max_tokens=5), ours) == {"temperature": b"0"}
     assert defaults_for(chat(), ours) == ours
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"model":"m","messages":[{"role":"user","content":"max_tokens"}]}',
+        b' {"model":"m","messages":[{"role":"user","content":"a\\nb"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":null}',
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"max\\u005ftokens":null}',
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":900}',
+    ],
+)
+def test_a_bound_is_the_only_one_in_the_body(said: bytes) -> None:
+    body, payload = bounded(CHAT.parse(said), said, 7, {})
+    pairs: list[tuple[str, Any]] = json.loads(payload, object_pairs_hook=lambda found: found)
+    assert [value for name, value in pairs if name == "max_tokens"] == [7]
+    assert dict(pairs)["messages"] == dict(json.loads(said, object_pairs_hook=lambda found: found))["messages"]
+    assert body.max_tokens == 7
+    assert body == CHAT.parse(payload)
+
+
+def test_a_bound_goes_under_the_names_that_are_used() -> None:
+    said = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
+    body, payload = bounded(CHAT.parse(said), said, 7, {"max_completion_tokens": b"9"})
+    assert (body.max_tokens, body.max_completion_tokens) == (None, 7)
+    assert json.loads(payload)["max_completion_tokens"] == 7
+    both = b'{"model":"m","messages":[],"max_tokens":8,"max_completion_tokens":9}'
+    _, payload = bounded(CHAT.decoder.decode(both), both, 7, {})
+    assert json.loads(payload) == {"model": "m", "messages": [], "max_tokens": 7, "max_completion_tokens": 7}
+    old = b'{"model":"m","prompt":"x"}'
+    _, payload = bounded(COMPLETIONS.parse(old), old, 7, {"max_completion_tokens": b"9"})
+    assert json.loads(payload)["max_tokens"] == 7

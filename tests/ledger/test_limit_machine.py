@@ -13,6 +13,7 @@ from forebay.ledger.gates import Who
 from forebay.ledger.limit_state import standing
 from forebay.ledger.limits import Denied, Held, Limits
 from forebay.ledger.rules import Hold, Level, Measure, Over, Rule, Window
+from forebay.ledger.tariff import Costly
 
 pytestmark = pytest.mark.books
 
@@ -29,7 +30,7 @@ MODELS = ["small", "large"]
 ANSWER, LEAST = 40, 8
 
 
-class Linear:
+class Linear(Costly):
     """2 nano-units a prompt token, 5 one of an answer."""
 
     def most(self, prompt: int, completion: int, /) -> int:

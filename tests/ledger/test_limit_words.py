@@ -13,12 +13,13 @@ from forebay.ledger.gates import Who
 from forebay.ledger.limit_words import block, duration, refusal
 from forebay.ledger.limits import Denied, Held, Limits
 from forebay.ledger.rules import Level, Over, Rule
+from forebay.ledger.tariff import Costly
 
 WALL = datetime.fromisoformat("2026-11-01T12:00Z").timestamp()
 WHO = Who("k1", "one", "acme")
 
 
-class PerToken:
+class PerToken(Costly):
     def most(self, prompt: int, completion: int, /) -> int:
         return 1_000_000 * (prompt + completion)
 
@@ -178,8 +179,8 @@ def test_an_end_user_s_name_cannot_break_a_message() -> None:
         (8.64, b"8.64s"),
         (10.0, b"10s"),
         (59.9999, b"1m0s"),
-        (60.05, b"1m0.05s"),
-        (90.5, b"1m30.5s"),
+        (60.05, b"1m1s"),
+        (90.5, b"1m31s"),
         (100.0, b"1m40s"),
         (3_600.0, b"1h0m0s"),
         (90_061.0, b"25h1m1s"),
@@ -195,4 +196,22 @@ def test_a_duration_is_never_too_short(seconds: float) -> None:
     parts = text.replace("ms", "_").replace("h", "h ").replace("m", "m ").split()
     worth = {"h": 3_600.0, "m": 60.0, "s": 1.0, "_": 0.001}
     read = sum(float(part[:-1]) * worth[part[-1]] for part in parts)
-    assert seconds - 1e-6 <= read <= seconds + 0.0011
+    assert seconds - 1e-6 <= read <= seconds + (0.0011 if seconds < 60 else 1.0)
+
+
+def test_a_changed_limit_is_told_at_once() -> None:
+    book, now = Limits(), 0.0
+    gate = book.gate(WHO)
+    seen = []
+    for limit in (600, 700):
+        book.configure([Rule(name="r", each=Level.KEY, requests_per_minute=limit)], now, WALL)
+        seen.append(told(book.hold(gate, "m", 1, 1, None, "", now, WALL))["x-ratelimit-limit-requests"])
+    assert seen == ["600", "700"]
+
+
+def test_the_reset_that_is_told_goes_down_by_seconds() -> None:
+    book = Limits()
+    book.configure([Rule(name="r", each=Level.KEY, tokens_per_day=1_000)], 0.0, WALL)
+    found = book.hold(book.gate(WHO), "m", 1, 1, None, "", 0.0, WALL)
+    seen = [told(found, after)["x-ratelimit-reset-tokens"] for after in (0.0, 0.4, 0.9, 1.0, 1.5)]
+    assert seen == ["12h0m0s", "12h0m0s", "12h0m0s", "11h59m59s", "11h59m59s"]

@@ -14,6 +14,7 @@ from forebay.ledger.limit_state import standing
 from forebay.ledger.limits import Denied, Held, Limits, Why
 from forebay.ledger.records import KeyRecord
 from forebay.ledger.rules import Hold, Level, Measure, Over, Rule, Unpriced, Window
+from forebay.ledger.tariff import Costly
 
 NOW = 1_000.0
 WALL = datetime.fromisoformat("2026-11-01T12:00Z").timestamp()
@@ -25,7 +26,7 @@ DORA = Who("k4", "dora", "other", "research", "search", "anna")
 ANONYMOUS = Who("anonymous", "anonymous", "anonymous")
 
 
-class PerToken:
+class PerToken(Costly):
     """1 nano-unit a prompt token, 3 one of an answer."""
 
     def most(self, prompt: int, completion: int, /) -> int:

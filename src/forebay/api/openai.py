@@ -76,12 +76,6 @@ class Body(msgspec.Struct, frozen=True):
         return self.user or self.safety_identifier or ""
 
     @property
-    def asked_tier(self) -> str:
-        """The tier of a maker's service that it asks for; "" for none."""
-        said = self.service_tier
-        return tier_of(msgspec.json.decode(said)) if bytes(memoryview(said)[:1]) == b'"' else ""
-
-    @property
     def skips_cache(self) -> bool:
         """Whether its prompt is computed whole, whatever is cached: vLLM has no log probabilities of cached tokens."""
         return self.prompt_logprobs is not _ABSENT and bytes(self.prompt_logprobs) != b"null"
@@ -136,10 +130,6 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
     @property
     def end_user(self) -> str:
         return self.user or self.safety_identifier or ""
-
-    @property
-    def asked_tier(self) -> str:
-        return ""
 
 
 AnyBody = ChatBody | CompletionBody | EmbeddingBody

@@ -208,16 +208,16 @@ _EMPTY: Final = 2
 """Events that an answer without a token may have: its end is one."""
 
 
-def doubted(tokens: Tokens, *, prompt_most: int, answer_most: int, events: int) -> str:
+def doubted(prompt: int, completion: int, *, prompt_most: int, answer_most: int, events: int) -> str:
     """Whether an engine's count can be of the request that it is for: "" or ABSURD, UNSEEN. Then its settlement is
     estimated from what was sent and delivered.
 
     `prompt_most`: more tokens than the prompt can have, for its bytes; `answer_most`: as many as were allowed; 0 where
     that is not known. `events`: content events that were delivered."""
-    if prompt_most and tokens.prompt > prompt_most:
+    if prompt_most and prompt > prompt_most:
         return ABSURD
-    if answer_most and tokens.completion > 2 * answer_most + 64:
+    if answer_most and completion > 2 * answer_most + 64:
         return ABSURD
-    if events > 2 * tokens.completion + 16 or (events > _EMPTY and not tokens.completion):
+    if events > 2 * completion + 16 or (events > _EMPTY and not completion):
         return UNSEEN
     return ""

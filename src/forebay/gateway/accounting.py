@@ -11,12 +11,15 @@ its client left, or it was ended here, before that   the prompt, estimated: the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from forebay.api.openai import MOST_TOKENS, AnyBody
 from forebay.api.usage import CONTRADICTS, UNSEEN, doubted, tokens_of
 from forebay.errors import Outcome
 from forebay.gateway.bounds import answers_of, most_of
+from forebay.ledger.tariff import completion_of, prompt_of
 from forebay.ledger.tokens import NO_TOKENS, Tokens
 
 if TYPE_CHECKING:
@@ -31,11 +34,26 @@ _LONGEST: Final = 1 << 22
 """Tokens of an answer that nothing bounds."""
 
 
-class Count(NamedTuple):
-    tokens: Tokens
-    exact: bool
-    note: str = ""
-    """Why the engine's own word was not taken."""
+_OK: Final = Outcome.OK
+_counts: Final = msgspec.structs.astuple
+
+
+class Count:
+    __slots__ = ("completion", "counts", "exact", "note", "prompt", "tokens")
+
+    def __init__(self, tokens: Tokens, exact: bool, note: str = "") -> None:
+        """`note`: why the engine's own word was not taken."""
+        counts: tuple[int, ...] = _counts(tokens)
+        self.tokens = tokens
+        self.counts = counts
+        """By kind."""
+        self.prompt = prompt_of(counts)
+        self.completion = completion_of(counts)
+        self.exact = exact
+        self.note = note
+
+    def __repr__(self) -> str:
+        return f"<Count {self.tokens} {'exact' if self.exact else 'estimated'} {self.note}>"
 
 
 NOTHING: Final = Count(NO_TOKENS, exact=True)
@@ -53,13 +71,14 @@ def count_of(x: Attempts, outcome: Outcome, said: int) -> Count:
     """`said`: tokens of an answer that were counted here, 0 where none were."""
     usage = x.usage
     note = ""
-    begun = outcome is Outcome.OK or x.first_content_at or outcome in _LEFT
+    begun = outcome is _OK or x.first_content_at or outcome in _LEFT
     if usage is not None and x.exact and begun:
         tokens, note = tokens_of(usage)
         if not note or note is CONTRADICTS:
-            doubt = _doubt(x, tokens, x.events)
+            count = Count(tokens, True, note)
+            doubt = _doubt(x, count, x.events)
             if not doubt:
-                return Count(tokens, exact=True, note=note)
+                return count
             note = doubt
     elif usage is None and x.free:
         return NOTHING
@@ -71,21 +90,22 @@ def count_of(x: Attempts, outcome: Outcome, said: int) -> Count:
     if usage is not None and not note:  # said on the way, by an answer that was cut
         tokens, note = tokens_of(usage)
         if not note or note is CONTRADICTS:
-            note = _doubt(x, tokens, 0) or note
+            count = Count(tokens, True, note)
+            note = _doubt(x, count, 0) or note
             if not note or note is CONTRADICTS:
-                prompt, cached = tokens.prompt or prompt, tokens.cached
-                completion = max(completion, tokens.completion)
+                prompt, cached = count.prompt or prompt, tokens.cached
+                completion = max(completion, count.completion)
     return Count(Tokens(input=max(0, prompt - cached), cached=cached, output=completion), exact=False, note=note)
 
 
-def _doubt(x: Attempts, tokens: Tokens, events: int) -> str:
+def _doubt(x: Attempts, count: Count, events: int) -> str:
     """Whether it can be: "" or a note."""
     body = x.request.body
     most = len(body) + _BESIDE
-    if tokens.prompt > most and (b'_url"' in body or b'_id"' in body):
+    if count.prompt > most and (b'_url"' in body or b'_id"' in body):
         most = len(body) + _REFERRED
-    note = doubted(tokens, prompt_most=most, answer_most=_allowed(x.body), events=events)
-    return note or (UNSEEN if x.outcome is Outcome.OK and x.says_more(tokens.completion) else "")
+    note = doubted(count.prompt, count.completion, prompt_most=most, answer_most=_allowed(x.body), events=events)
+    return note or (UNSEEN if x.outcome is _OK and x.says_more(count.completion) else "")
 
 
 def _allowed(body: AnyBody) -> int:

@@ -15,16 +15,16 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator
 from time import monotonic, time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from forebay import errors
 from forebay.config.engine import Role
 from forebay.config.ledger import Durability, Ledger, WhenFull
 from forebay.config.models import Config
-from forebay.counters import counters
+from forebay.counters import Counter, counters
 from forebay.errors import Outcome
 from forebay.gateway.accounting import NOTHING, Count
-from forebay.gateway.bounds import answers_of, most_of
+from forebay.gateway.bounds import answers_of, asked_tier, end_user_of, most_of
 from forebay.gateway.labels import labels_of
 from forebay.gateway.leg_books import PREFILLED, Leg, kv_of_both, parts_of
 from forebay.gateway.telemetry import counter_snapshot, gauge
@@ -54,13 +54,22 @@ NO_TIER: Final = "service_tier"
 NOTED: Final = 0.01
 """Seconds until it is noted that streams have begun."""
 _MOST_TOKENS: Final = 1 << 40
+# Reading a member off an Enum class is slow, and so is its value.
+_OK: Final = Outcome.OK
+_OK_WORD: Final = Outcome.OK.value
+_EXACT: Final = How.EXACT
+_ESTIMATED: Final = How.ESTIMATED
+_UNPRICED: Final = How.UNPRICED
 
 
-class Booked(NamedTuple):
+class Booked:
     """A settlement, for the log and the limits."""
 
-    how: How
-    cost: int | None
+    __slots__ = ("cost", "how")
+
+    def __init__(self, how: How, cost: int | None) -> None:
+        self.how = how
+        self.cost = cost
 
 
 class _Waiting:
@@ -90,6 +99,9 @@ class Booking:
         )
         self._safe, self._waited, self._degraded = (self.late.series(name) for name in ("safe", "waited", "degraded"))
         self._unbooked = self.unbooked.series()
+        self._paid_for = ""
+        self._paid = Counter()
+        """The series of `money` that was counted in last."""
         self._loop = loop
         self._waiting: deque[_Waiting] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -209,8 +221,8 @@ class Booking:
             x.entry.target,
             engine,
             "",
-            front.class_.value,
-            known_as(body.end_user),
+            front.class_._value_,
+            known_as(end_user_of(body)),
             labels_of(self.labels, body.metadata, front.tags) if self.labels else (),
             prompt,
             most,
@@ -247,6 +259,12 @@ class Booking:
         known = [price for price in prices if price is not None]
         return Dearest(known) if known and len(known) == len(prices) else None
 
+    def _money_of(self, model: str) -> Counter:
+        """Most requests are for the same model again."""
+        if model != self._paid_for:
+            self._paid_for, self._paid = model, self.money.series(model)
+        return self._paid
+
     def first_byte(self, x: Attempts) -> None:
         """An answer is about to begin: it is held back where its reservation is not safe yet. A stream's is noted soon,
         for the worker may die before the next record of progress."""
@@ -266,23 +284,24 @@ class Booking:
 
     def settle(self, x: Attempts, outcome: Outcome, count: Count) -> Booked:
         """What the attempt cost, in both its legs where it has two; written down where it was reserved."""
-        tokens, price = count.tokens, x.price
+        price = x.price
         tier = _tier_of(x)
         if tier and x.prices is not None:
             price = x.prices.in_tier(x.entry.target, x.reserved_at, tier)
             if price is None:
-                count = Count(tokens, count.exact, count.note or NO_TIER)
+                count = Count(count.tokens, count.exact, count.note or NO_TIER)
         seq, x.seq = x.seq, 0
         legs = x.legs
         leg = legs.booked if legs is not None else None
         if leg is None or legs is None:
-            kv = _kv_token_seconds(tokens, x) if price is not None and price.uses_kv else 0
-            return self._settle(x, seq, price, outcome.value, count, kv)
+            kv = _kv_token_seconds(count, x) if price is not None and price.tariff.uses_kv else 0
+            return self._settle(x, seq, price, _OK_WORD if outcome is _OK else outcome.value, count, kv)
         legs.booked = None
-        how = PREFILLED if outcome is Outcome.OK else outcome.value
-        if tokens is NOTHING.tokens or not leg.used:
+        tokens = count.tokens
+        how = PREFILLED if outcome is _OK else outcome.value
+        if tokens is NO_TOKENS or not leg.used:
             self._settle(x, leg.seq, leg.price, how if leg.used else Outcome.ENGINE_ERROR.value, NOTHING, 0)
-            kv = _kv_token_seconds(tokens, x) if price is not None and price.uses_kv else 0
+            kv = _kv_token_seconds(count, x) if price is not None and price.tariff.uses_kv else 0
             return self._settle(x, seq, price, outcome.value, count, kv)
         first, second = parts_of(count, leg)
         of_first, of_second = kv_of_both(tokens, leg, monotonic())
@@ -291,31 +310,35 @@ class Booking:
         one = self._settle(x, leg.seq, before, how, first, of_first)
         two = self._settle(x, seq, price, outcome.value, second, of_second)
         if one.cost is None or two.cost is None:
-            return Booked(How.UNPRICED, None)
+            return Booked(_UNPRICED, None)
         return Booked(two.how, one.cost + two.cost)
 
     def _settle(self, x: Attempts, seq: int, price: Price | None, outcome: str, count: Count, kv: int) -> Booked:
         """One leg; `kv` counts where its price is for that, too."""
-        tokens, exact, note = count
         now = time()
-        how = How.EXACT
+        how = _EXACT
         cost: int | None = 0
-        if tokens is NOTHING.tokens:
+        if count.tokens is NO_TOKENS:
             kv = 0
         else:
-            if price is None or not price.uses_kv:
+            cost = None
+            if price is None:
                 kv = 0
-            cost = price.cost(tokens, kv) if price is not None else None
-            how = How.UNPRICED if cost is None else How.EXACT if exact else How.ESTIMATED
+            else:
+                tariff = price.tariff
+                if not tariff.uses_kv:
+                    kv = 0
+                cost = tariff.cost(count.counts, kv)
+            how = _UNPRICED if cost is None else _EXACT if count.exact else _ESTIMATED
         if cost:
-            self.money.series(x.entry.name).value += cost
+            self._money_of(x.entry.name).value += cost
         if seq:
             first = x.first_content_at
             self.journal.settle(
                 Settled(
                     seq,
                     now,
-                    tokens,
+                    count.tokens,
                     how,
                     cost,
                     self.journal.price_no(price.id, price.as_json) if price is not None else 0,
@@ -324,7 +347,7 @@ class Booking:
                     monotonic() - x.received_at,
                     kv,
                     0,
-                    note,
+                    count.note,
                 )
             )
         return Booked(how, cost)
@@ -476,11 +499,11 @@ def _tier_of(x: Attempts) -> str:
     """The tier that a maker answered in, other than the ordinary one: as it says, else as it was asked."""
     tier = x.service_tier
     if not tier and x.prices is not None and x.prices.has_tiers:
-        tier = x.body.asked_tier
-    return "" if tier in ORDINARY else tier
+        tier = asked_tier(x.body)
+    return "" if not tier or tier in ORDINARY else tier
 
 
-def _kv_token_seconds(tokens: Tokens, x: Attempts) -> int:
+def _kv_token_seconds(count: Count, x: Attempts) -> int:
     """Of one attempt: its prompt is held all the time, its answer grows evenly."""
     seconds = monotonic() - x.booked_at
-    return round(seconds * (tokens.prompt + tokens.completion / 2))
+    return round(seconds * (count.prompt + count.completion / 2))

@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from forebay.api.openai import AnyBody, CompletionBody, EmbeddingBody
+import msgspec
+
+from forebay.api import openai
+from forebay.api.openai import AnyBody, ChatBody, CompletionBody
 from forebay.gateway.prompts import prompts_of
 
 MOST_ANSWERS: Final = 1 << 20
 BOUNDS: Final = ("max_tokens", "max_completion_tokens")
+_ONE: Final = b'"max_tokens"'
+_OWN: Final = b"n_predict"
+_ESCAPE: Final = b"\\"
+_BRACE: Final = ord("{")
+_ABSENT: Final = openai.Body().service_tier
+_replace: Final = msgspec.structs.replace
 
 
 def most_of(body: AnyBody) -> int | None:
@@ -47,9 +56,47 @@ def says_most(body: AnyBody) -> bool:
 def answers_of(body: AnyBody) -> int:
     """How many answers it asks for, those that are thrown away (`best_of`) among them."""
     n = body.n or 1
-    if not isinstance(body, EmbeddingBody):
-        if body.best_of is not None and body.best_of > n:
-            n = body.best_of
+    if type(body) is ChatBody or type(body) is CompletionBody:
+        best = body.best_of
+        if best is not None and best > n:
+            n = best
         if type(body) is CompletionBody:
             n *= prompts_of(body)
-    return max(1, min(n, MOST_ANSWERS))
+    return n if 1 <= n <= MOST_ANSWERS else max(1, min(n, MOST_ANSWERS))
+
+
+def end_user_of(body: AnyBody) -> str:
+    """As `Body.end_user`."""
+    return body.user or body.safety_identifier or ""
+
+
+def asked_tier(body: AnyBody) -> str:
+    """The tier of a maker's service that it asks for; "" for none."""
+    if type(body) is ChatBody or type(body) is CompletionBody:
+        said = body.service_tier
+        if said is not _ABSENT and bytes(memoryview(said)[:1]) == b'"':
+            return openai.tier_of(msgspec.json.decode(said))
+    return ""
+
+
+def without_own_bound(payload: bytes) -> bytes:
+    """As `openai.without_own_bound`."""
+    if _OWN not in payload and _ESCAPE not in payload:
+        return payload
+    return openai.without_own_bound(payload)
+
+
+def bounded(body: AnyBody, payload: bytes, most: int, defaults: Mapping[str, bytes]) -> tuple[AnyBody, bytes]:
+    """With max_tokens set, under the names that the client or the operator used: engines differ in which one they
+    read. Else under the one that every engine knows, as are completions, which have no other."""
+    chat = type(body) is ChatBody
+    if not says_most(body) and not (chat and defaults):
+        changed: AnyBody = _replace(body, max_tokens=most)
+        if payload[0] != _BRACE or _ONE in payload or _ESCAPE in payload:
+            return changed, openai.with_fields(payload, {"max_tokens": b"%d" % most})
+        return changed, b'{"max_tokens":%d,%b' % (most, payload[1:])
+    names = [name for name in BOUNDS if getattr(body, name) is not None or (chat and name in defaults)]
+    if not names or not chat:
+        names = sorted({"max_tokens", *names})
+    changes = dict.fromkeys(names, most)
+    return _replace(body, **changes), openai.with_fields(payload, dict.fromkeys(names, b"%d" % most))

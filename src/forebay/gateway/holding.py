@@ -14,11 +14,18 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from forebay.api import openai
 from forebay.config.models import Class, Config
-from forebay.gateway.bounds import BOUNDS, answers_of, defaults_for, most_of, says_most
+from forebay.gateway.bounds import (
+    answers_of,
+    asked_tier,
+    bounded,
+    defaults_for,
+    end_user_of,
+    most_of,
+    says_most,
+    without_own_bound,
+)
 from forebay.gateway.callers import Caller
 from forebay.gateway.front import Front
 from forebay.gateway.usage_limits import LimitUse, limits_of
@@ -29,7 +36,6 @@ from forebay.ledger.in_force import in_force
 from forebay.ledger.limit_state import BadSnapshot, Carried, others, snapshot
 from forebay.ledger.limits import Denied, Held, Limits
 from forebay.ledger.rules import Rule
-from forebay.ledger.tokens import Tokens
 from forebay.state.messages import SetUse
 
 if TYPE_CHECKING:
@@ -141,14 +147,14 @@ class Holding:
         caller = front.caller
         assert caller is not None
         now, wall = monotonic(), time()
-        limits, end_user = self.limits, body.end_user
+        limits, end_user = self.limits, end_user_of(body)
         most = entry.default_most if not says_most(body) else most_of(body)
         if most is not None:
             most = min(most, _LARGEST_MOST)
         elif not front.route.streams:
             most = 0  # embeddings have no answer of tokens
-        payload = openai.without_own_bound(payload)
-        copies, tier = answers_of(body), body.asked_tier
+        payload = without_own_bound(payload)
+        copies, tier = answers_of(body), asked_tier(body)
         found = self._hold(caller, entry, prompt, most, end_user, now, wall, copies, tier)
         if isinstance(found, Held) and found.degrade_model:
             cheaper = self._gateway.fleet.catalog.get(found.degrade_model)
@@ -165,7 +171,7 @@ class Holding:
         if isinstance(found, Denied):
             raise limit_words.refusal(found, entry.name, self.currency, now, wall)
         if found.max_tokens is not None and front.route.streams:
-            body, payload = _bounded(body, payload, found.max_tokens, entry)
+            body, payload = bounded(body, payload, found.max_tokens, entry.defaults)
         if found.degrade_class:
             lower = Class(found.degrade_class)
             if lower.rank > front.class_.rank:
@@ -208,14 +214,14 @@ class Holding:
             gate = caller.gate = self.limits.gate(caller.who())
         return gate
 
-    def end(self, x: Exchange, tokens: Tokens, cost: int | None) -> None:
-        """It has ended: what it did not use goes back."""
+    def end(self, x: Exchange, tokens: int, cost: int | None) -> None:
+        """It has ended, after so many tokens of all kinds: what it did not use goes back."""
         held = x.held
         if held is None:
             return
         now = monotonic()
         if x.attempts:
-            self.limits.settle(held, tokens.total, cost, now)
+            self.limits.settle(held, tokens, cost, now)
         else:
             self.limits.release(held, now)
 
@@ -235,14 +241,3 @@ class Holding:
     def _price(self, entry: Entry, at: float, tier: str) -> Dearest | None:
         booking = self._gateway.booking
         return booking.dearest(entry, at, tier) if booking is not None else None
-
-
-def _bounded(body: openai.AnyBody, payload: bytes, most: int, entry: Entry) -> tuple[openai.AnyBody, bytes]:
-    """With max_tokens set, under the names that the client or the operator used: engines differ in which one they
-    read. Else under the one that every engine knows, as are completions, which have no other."""
-    chat = isinstance(body, openai.ChatBody)
-    names = [name for name in BOUNDS if getattr(body, name) is not None or (chat and name in entry.defaults)]
-    if not names or not chat:
-        names = sorted({"max_tokens", *names})
-    changes = dict.fromkeys(names, most)
-    return msgspec.structs.replace(body, **changes), openai.with_fields(payload, dict.fromkeys(names, b"%d" % most))

@@ -42,7 +42,7 @@ class Leg:
 
 def parts_of(count: Count, leg: Leg) -> tuple[Count, Count]:
     """What the legs have of a request's tokens."""
-    tokens, exact, note = count
+    tokens, exact, note = count.tokens, count.exact, count.note
     prompt = replace(tokens, output=0, reasoning=0, audio_output=0, images=0)
     if leg.cached is not None:  # what the decode engine calls cached is what it was handed
         both = prompt.input + prompt.cached

@@ -102,18 +102,25 @@ class RequestLog:
 
 
 class Stamp:
-    """The time of day as ISO 8601 with milliseconds, UTC. Mutable state: the last whole second, written out."""
+    """The time of day as ISO 8601 with milliseconds, UTC. Mutable state: the last one, written out."""
 
     def __init__(self) -> None:
         self._second = 0
+        self._milli = 0
         self._text = b""
+        self._whole = b""
 
-    def __call__(self, wall: float) -> bytes:
+    def at(self, wall: float) -> bytes:
         second = int(wall)
+        milli = 1000 + int((wall - second) * 1000)
         if second != self._second:
             self._second = second
             self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
-        return b"%b.%03dZ" % (self._text, int((wall - second) * 1000))
+        elif milli == self._milli:
+            return self._whole
+        self._milli = milli
+        self._whole = b"%b.%bZ" % (self._text, (b"%d" % milli)[1:])
+        return self._whole
 
 
 class _Handler(logging.Handler):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from forebay import errors
+from forebay.api.openai import Usage
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.accounting import Count, count_of
 from forebay.gateway.front import Front
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _NOBODY: Final = b'"key":"-","org":"-"'
 _OK: Final = Outcome.OK
+_OK_WORD: Final = Outcome.OK.value.encode()
 _TELLING: Final = 8
 """Events of a stream from which on its usage says how many tokens one has."""
 _SAYING: Final = 64
@@ -70,10 +71,9 @@ class Settling:
         total.total += seconds
         if x.heard_at:
             series.itl.total += x.heard_at - x.first_content_at
-        tokens = count.tokens
         if gateway.watching is not None and count.exact:
-            gateway.watching.settled(x, tokens)
-        prompt, completion = tokens.prompt, tokens.completion
+            gateway.watching.settled(x, count.tokens)
+        prompt, completion = count.prompt, count.completion
         spent = b""
         if count.exact:
             series.exact.value += 1
@@ -85,23 +85,23 @@ class Settling:
             series.estimated(prompt, completion)
         if prompt or completion or usage is not None:
             spent = b',"tokens_in":%d,"tokens_out":%d' % (prompt, completion)
-            if usage is not None and (cached := usage.cached_tokens) is not None:
+            if usage is not None and _says_cached(usage) and (cached := usage.cached_tokens) is not None:
                 spent += b',"tokens_cached":%d' % cached
         cost: int | None = None
         if gateway.booking is not None:
             booked = gateway.booking.settle(x, outcome, count)
             cost = booked.cost
-            if booked.cost is not None:
-                spent += b',"cost_nano":%d' % booked.cost
+            if cost is not None:
+                spent += b',"cost_nano":%d' % cost
         if x.held is not None and gateway.holding is not None:
-            gateway.holding.end(x, tokens, cost)
+            gateway.holding.end(x, prompt + completion, cost)
         if x.part is not None and gateway.caching is not None:
             gateway.caching.settled(x, count, cost)
             spent += x.part.logged()
         if not self.log.enabled:
             return
         if x.first_content_at:
-            spent += b',"ttft_ms":%.1f' % ((x.first_content_at - x.received_at) * 1000)
+            spent += b',"ttft_ms":%b' % _milliseconds(x.first_content_at - x.received_at)
         if gateway.shows_bodies:
             shown = (x.request.body[:SHOWN], x.shown)
             asked, answered = (msgspec.json.encode(text.decode("utf-8", "replace")) for text in shown)
@@ -118,19 +118,19 @@ class Settling:
         caller = x.front.caller
         self.log.add(
             b'{"ts":"%b","level":"info","msg":"request","id":"%b",%b,%b,"status":%d,"outcome":"%b","engine":"%b",'
-            b'"stream":%b,"attempts":%d,"settled":"%b","ms":%.1f,"bytes_in":%d,"bytes_out":%d,"peer":"%b"%b}'
+            b'"stream":%b,"attempts":%d,"settled":"%b","ms":%b,"bytes_in":%d,"bytes_out":%d,"peer":"%b"%b}'
             % (
-                self._stamp(time.time()),
+                self._stamp.at(time()),
                 x.request_id,
                 series.logged,
                 caller.logged if caller is not None else _NOBODY,
                 x.status,
-                outcome.encode(),
+                _OK_WORD if outcome is _OK else outcome.encode(),
                 x.engine.encode(),
                 b"true" if x.stream else b"false",
                 x.attempts,
                 settled,
-                seconds * 1000,
+                _milliseconds(seconds),
                 len(x.request.body),
                 x.reply.sent,
                 x.request.peer.address.encode(),
@@ -143,13 +143,13 @@ class Settling:
         handle = self._gateway.fleet.handles.get(x.engine)
         count = count_of(x, x.outcome, said)
         if count.exact:
-            tokens, events = count.tokens, x.events
+            events = x.events
             if events > _TELLING and handle is not None and x.outcome is _OK:
-                handle.per_event += _LEARNS * (tokens.completion / events - handle.per_event)
-                if (words := x.words) > _SAYING and not tokens.reasoning:  # thoughts may not be in the stream
-                    handle.per_byte += _LEARNS * (tokens.completion / words - handle.per_byte)
-            if x.counted is not UNCOUNTED and tokens.prompt > 0:
-                self._gateway.tokens.learn(x.entry.target, x.counted, tokens.prompt)
+                handle.per_event += _LEARNS * (count.completion / events - handle.per_event)
+                if (words := x.words) > _SAYING and not count.tokens.reasoning:  # thoughts may not be in the stream
+                    handle.per_byte += _LEARNS * (count.completion / words - handle.per_byte)
+            if x.counted is not UNCOUNTED and count.prompt > 0:
+                self._gateway.tokens.learn(x.entry.target, x.counted, count.prompt)
         return count
 
     def plain(
@@ -177,7 +177,7 @@ class Settling:
             b'{"ts":"%b","level":"info","msg":"request","id":"%b","method":"%b","path":%b,%b,"status":%d,"outcome":"%b",'
             b'"ms":%.1f,"peer":"%b"%b}'
             % (
-                self._stamp(time.time()),
+                self._stamp.at(time()),
                 request_id,
                 request.method,
                 msgspec.json.encode(errors.shown(request.path.decode("latin-1"), 200)),
@@ -192,3 +192,18 @@ class Settling:
 
     def __repr__(self) -> str:
         return f"<Settling into {self.log!r}>"
+
+
+def _says_cached(usage: Usage) -> bool:
+    """Whether it may say how many tokens were cached: most say nothing of it."""
+    return (
+        usage.prompt_tokens_details is not None
+        or usage.prompt_cache_hit_tokens is not None
+        or usage.cached_beside is not None
+    )
+
+
+def _milliseconds(seconds: float) -> bytes:
+    """With one digit behind the point."""
+    tenths = round(seconds * 10_000)
+    return b"%d.%d" % (tenths // 10, tenths % 10)

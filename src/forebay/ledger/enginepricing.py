@@ -8,6 +8,7 @@ from typing import Final
 from forebay.config.engine import Engine, EngineKind
 from forebay.ledger.gpuhours import hosted
 from forebay.ledger.pricing import Price, PriceBook
+from forebay.ledger.tariff import Costly, Tariff
 
 
 def provider_of(engine: Engine, book: PriceBook) -> str:
@@ -25,7 +26,7 @@ ORDINARY: Final = frozenset({"", "auto", "default", "standard", "on_demand"})
 class EnginePrices:
     """One engine's prices. Mutable state: where it has its own, the last and the minute it is good for."""
 
-    __slots__ = ("_begins", "_book", "_ends", "_engine", "_hosted", "_provider")
+    __slots__ = ("_begins", "_book", "_ends", "_engine", "_has_own", "_hosted", "_provider", "has_tiers")
 
     def __init__(self, engine: Engine, book: PriceBook) -> None:
         self._engine = engine
@@ -33,24 +34,22 @@ class EnginePrices:
         self._provider = provider_of(engine, book)
         self._hosted: Price | None = None
         self._begins = self._ends = 0.0
+        self._has_own = engine.price is not None
+        self.has_tiers = not self._has_own and bool(self._provider) and engine.kind is not EngineKind.ANTHROPIC
+        """Whether it is a maker's, so that a tier that is asked for is likely to answer. Anthropic is not asked for
+        any."""
 
     def at(self, model: str, at: float) -> Price | None:
         """`model` by the engine's own name; `at` in seconds since the epoch. None: unpriced."""
-        if self._engine.price is None:
+        if not self._has_own:
             return self._book.lookup(model, self._provider, at)
         return self._own(at)
 
     def in_tier(self, model: str, at: float, tier: str) -> Price | None:
         """Likewise, where the maker's service has another tier than the ordinary one."""
-        if self._engine.price is None:
+        if not self._has_own:
             return self._book.lookup(model, self._provider, at, tier)
         return self._own(at)
-
-    @property
-    def has_tiers(self) -> bool:
-        """Whether it is a maker's, so that a tier that is asked for is likely to answer."""
-        known = self._engine.price is None and bool(self._provider)
-        return known and self._engine.kind is not EngineKind.ANTHROPIC  # which is not asked for any
 
     def _own(self, at: float) -> Price | None:
         if not self._begins <= at < self._ends:
@@ -62,18 +61,29 @@ class EnginePrices:
         return self._hosted
 
 
-class Dearest:
+class Dearest(Costly):
     """Several engines' prices, where it is not known yet which of them it will be: the highest. `before`: those of
     engines that may compute the prompt for one of the others."""
 
+    __slots__ = ("_before", "_only", "_tariffs")
+
     def __init__(self, prices: Iterable[Price], before: Iterable[Price] = ()) -> None:
-        self._prices = tuple({price.id: price for price in prices}.values())
-        self._before = tuple({price.id: price for price in before}.values())
-        self._only = self._prices[0] if len(self._prices) == 1 and not self._before else None
+        self._tariffs = _tariffs(prices)
+        self._before = _tariffs(before)
+        self._only = self._tariffs[0] if len(self._tariffs) == 1 and not self._before else None
 
     def most(self, prompt: int, completion: int, /) -> int:
         """As `Price.most`."""
-        if self._only is not None:
-            return self._only.most(prompt, completion)
-        first = max((price.most(prompt, 0) for price in self._before), default=0)
-        return first + max(price.most(prompt, completion) for price in self._prices)
+        only = self._only
+        if only is not None:
+            return only.most(prompt, completion)
+        first = most = 0
+        for tariff in self._before:
+            first = max(first, tariff.most(prompt, 0))
+        for tariff in self._tariffs:
+            most = max(most, tariff.most(prompt, completion))
+        return first + most
+
+
+def _tariffs(prices: Iterable[Price]) -> tuple[Tariff, ...]:
+    return tuple([price.tariff for price in {price.id: price for price in prices}.values()])

@@ -85,6 +85,7 @@ class Meters:
         "concurrent",
         "least",
         "money",
+        "predicts_cost",
         "rates",
         "requests",
         "sets_most",
@@ -104,6 +105,8 @@ class Meters:
         self.tokens = tuple(m for m in budgets if m.measure in (Measure.TOKENS_DAY, Measure.TOKENS_MONTH))
         self.token_limits = (*self.rates, *self.tokens)
         self.money = tuple(m for m in budgets if m.measure in MONEY)
+        self.predicts_cost = any(m.predicted for m in self.money)
+        """Whether one of `money` holds what is predicted."""
         strictest = min(hard, key=lambda r: r.answer, default=None)
         self.sets_most = "" if strictest is None else strictest.name
         """The rule that gives a request without max_tokens one; "": none does."""

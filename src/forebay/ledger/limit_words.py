@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import ceil
 from typing import Final
 
@@ -16,8 +16,9 @@ from forebay.ledger.rules import MONEY, WORDS
 from forebay.ledger.windows import iso
 
 _NAMES: Final = (b"x-ratelimit-limit-", b"x-ratelimit-remaining-", b"x-ratelimit-reset-")
-_REQUESTS: Final = b"".join(n + b"requests: %b\r\n" % v for n, v in zip(_NAMES, (b"%d", b"%d", b"%b"), strict=True))
-_TOKENS: Final = _REQUESTS.replace(b"requests", b"tokens")
+_REQUESTS: Final = b"requests"
+_TOKENS: Final = b"tokens"
+_Some = tuple[Rate | Budget | Sliding, ...]
 
 
 def block(held: Held, now: float, wall: float) -> bytes:
@@ -26,9 +27,9 @@ def block(held: Held, now: float, wall: float) -> bytes:
     meters = held.meters
     lines = b""
     if meters.requests:
-        lines = _REQUESTS % _nearest(meters.requests, now, wall)
+        lines = _lines(_REQUESTS, meters.requests, now, wall)
     if meters.token_limits:
-        lines += _TOKENS % _nearest(meters.token_limits, now, wall)
+        lines += _lines(_TOKENS, meters.token_limits, now, wall)
     if held.max_tokens is not None:
         lines += b"x-forebay-max-tokens: %d\r\nx-forebay-limit: %b\r\n" % (
             held.max_tokens,
@@ -65,15 +66,31 @@ def _amount(amount: int, denied: Denied, currency: str) -> str:
 
 
 def _pairs(meters: Meters, now: float, wall: float) -> Iterator[Header]:
-    for what, some in ((b"requests", meters.requests), (b"tokens", meters.token_limits)):
+    for what, some in ((_REQUESTS, meters.requests), (_TOKENS, meters.token_limits)):
         if some:
-            limit, left, reset = _nearest(some, now, wall)
-            yield from zip((n + what for n in _NAMES), (b"%d" % limit, b"%d" % left, reset), strict=True)
+            m, left, in_ = _nearest(some, now, wall)
+            values = (b"%d" % m.limit, b"%d" % left, duration(in_))
+            yield from zip((n + what for n in _NAMES), values, strict=True)
 
 
-def _nearest(some: Iterable[Rate | Budget | Sliding], now: float, wall: float) -> tuple[int, int, bytes]:
-    """Of the limit that has least left: how much it is, what is left of it, and until all of it is."""
-    limit, left, reset = 0, 1 << 80, 0.0
+def _lines(what: bytes, some: _Some, now: float, wall: float) -> bytes:
+    m, left, in_ = _nearest(some, now, wall)
+    words = m.words
+    if not words:
+        words = m.words = b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: " % (what, m.limit, what)
+    if in_ < 60:
+        reset = duration(in_)
+    else:
+        seconds = ceil(in_ - 1e-9)
+        if seconds != m.words_in:
+            m.words_in, m.words_reset = seconds, duration(seconds)
+        reset = m.words_reset
+    return b"%b%d\r\nx-ratelimit-reset-%b: %b\r\n" % (words, left, what, reset)
+
+
+def _nearest(some: _Some, now: float, wall: float) -> tuple[Rate | Budget | Sliding, int, float]:
+    """The limit that has least left, what is left of it, and in how many seconds all of it is."""
+    nearest, left, reset, first = some[0], 0, 0.0, True
     for m in some:
         if isinstance(m, Rate):
             in_ = m.used / m.rate - now + m.at
@@ -81,21 +98,20 @@ def _nearest(some: Iterable[Rate | Budget | Sliding], now: float, wall: float) -
         else:
             in_ = m.resets(wall) - wall
             found = m.limit - m.used - m.elsewhere
-        if found < left:
-            limit, left, reset = m.limit, found, in_
-    return limit, left if left > 0 else 0, duration(reset)
+        if first or found < left:
+            nearest, left, reset, first = m, found, in_, False
+    return nearest, left if left > 0 else 0, reset
 
 
 def duration(seconds: float) -> bytes:
-    """As OpenAI writes it: 20ms, 1.5s, 6m0s, 1h2m3s; rounded up to the millisecond."""
+    """As OpenAI writes it: 20ms, 1.5s, 6m0s, 1h2m3s; rounded up to the millisecond, from a minute on to the second."""
     ms = ceil(seconds * 1000 - 1e-6)
     if ms < 1000:
         return b"%dms" % ms if ms > 0 else b"0s"
     if ms < 60_000:
         whole, ms = divmod(ms, 1000)
         return (b"%d.%03d" % (whole, ms)).rstrip(b"0") + b"s" if ms else b"%ds" % whole
-    minutes, ms = divmod(ms, 60_000)
-    hours, minutes = divmod(minutes, 60)
-    whole, ms = divmod(ms, 1000)
-    rest = b"%d" % whole + (b".%03d" % ms).rstrip(b"0.") + b"s"
-    return b"%dh%dm" % (hours, minutes) + rest if hours else b"%dm" % minutes + rest
+    minutes, whole = divmod((ms + 999) // 1000, 60)
+    if minutes < 60:
+        return b"%dm%ds" % (minutes, whole)
+    return b"%dh%dm%ds" % (minutes // 60, minutes % 60, whole)

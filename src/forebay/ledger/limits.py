@@ -14,22 +14,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 from forebay.ledger.gates import NO_METERS, Gate, Meters, Scopes, Who
 from forebay.ledger.meters import AnyMeter, Budget, Rate, Sliding
 from forebay.ledger.rules import MONEY, Measure, Over, Rule
+from forebay.ledger.tariff import Costly
 
 BUSY: Final = 1.0
 """Seconds after which a request over a limit of requests at once may come again: when one ends is not known."""
-
-
-class Costly(Protocol):
-    """A price: `ledger.pricing.Price`."""
-
-    def most(self, prompt: int, completion: int, /) -> int:
-        """Nano-units that so many tokens cost at most; never falls where `completion` rises."""
-        ...
 
 
 class Why(StrEnum):
@@ -191,7 +184,7 @@ class Limits:
                     held.warnings = (*held.warnings, f"{budget.rule.name} (no price)")
             else:
                 cost = price.most(prompt, answer)
-                guess_cost = cost if guess >= answer else price.most(prompt, guess)
+                guess_cost = cost if guess >= answer or not meters.predicts_cost else price.most(prompt, guess)
                 for budget in meters.money:
                     if not budget.start <= wall < budget.until:
                         budget.roll(wall, n)

@@ -23,13 +23,29 @@ _SPREAD: Final = 60.0
 class Meter:
     """One measure of one rule, for one scope. `scope` is what the rule counts together, for people."""
 
-    __slots__ = ("elsewhere", "limit", "measure", "needs_price", "predicted", "refuses", "rule", "scope")
+    __slots__ = (
+        "elsewhere",
+        "limit",
+        "measure",
+        "needs_price",
+        "predicted",
+        "refuses",
+        "rule",
+        "scope",
+        "words",
+        "words_in",
+        "words_reset",
+    )
 
     def __init__(self, rule: Rule, measure: Measure, scope: str) -> None:
         self.measure = measure
         self.scope = scope
         self.elsewhere = 0
         """What others than this process have used of it."""
+        self.words = b""
+        """What `limit_words` says of its limit; likewise how many seconds it last said until the reset, in words."""
+        self.words_in = 0
+        self.words_reset = b""
         self.configure(rule)
 
     def configure(self, rule: Rule) -> None:
@@ -37,6 +53,7 @@ class Meter:
         assert limit is not None
         self.rule = rule
         self.limit = limit
+        self.words = b""
         self.refuses = rule.over is Over.REFUSE
         self.predicted = rule.hold is Hold.PREDICTED
         self.needs_price = self.refuses and rule.unpriced is Unpriced.REFUSE

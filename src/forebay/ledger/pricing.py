@@ -19,14 +19,14 @@ from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
 from math import inf, lcm
-from operator import mul
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.ledger.money import MOST, NANO, rounded
+from forebay.ledger.money import NANO
 from forebay.ledger.pricelists import Exchange, Listed, Period, Scale, Vendor
+from forebay.ledger.tariff import Bound, Tariff
 from forebay.ledger.tokens import KINDS, Tokens
 
 MILLION: Final = 1_000_000
@@ -59,7 +59,6 @@ _counts: Final = msgspec.structs.astuple
 _PLACES: Final = MappingProxyType({kind: place for place, kind in enumerate(PRICED_KINDS)})
 _REQUEST: Final = _PLACES["request"]
 _KV: Final = _PLACES[KV_PRICE]
-_NOTHING: Final = Tokens()
 
 
 class Rates(NamedTuple):
@@ -100,36 +99,13 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     def cost(self, tokens: Tokens, kv: int = 0) -> int | None:
         """Nano-units of the ledger's currency, rounded once. `kv`: KV token-seconds. None: some of these tokens are of
         a kind that has no price."""
-        counts = _counts(tokens)
-        rates = self.rates
-        for place in rates.unknown:
-            if counts[place]:
-                return None
-        row = rates.rows[0] if len(rates.rows) == 1 else self._row(tokens.prompt)
-        total = sum(map(mul, counts, row))
-        if kv:
-            total += kv * row[_KV]
-        if row[_REQUEST] and tokens != _NOTHING:
-            total += row[_REQUEST]
-        return min(rounded(total, rates.denominator), MOST)
+        return self.tariff.cost(_counts(tokens), kv)
 
     def most(self, prompt: int, completion: int, *, images: int = 0, audio: bool = True) -> int:
         """What to hold: no less than any settlement of at most so many tokens, of whatever kinds, at this price.
         Without `audio`, of kinds that are not audio. What has no price is not held for. For memory over time it holds
         for all of these tokens from the first to the last, at the engine's pace: a slower one can settle at more."""
-        kv = 0
-        if self.pace is not None:
-            kv = int((prompt + completion) * (prompt * self.pace[0] + completion * self.pace[1])) + 1
-        total = 0
-        for above, of_prompt, of_completion, of_image, of_request, of_kv in (
-            self._bounds if audio else self._bounds_without_audio
-        ):
-            if above and prompt <= above:
-                break
-            found = prompt * of_prompt + completion * of_completion + images * of_image + of_request + kv * of_kv
-            if found > total:
-                total = found
-        return min(rounded(total, self.rates.denominator), MOST)
+        return self.tariff.most_of(prompt, completion, images, audio)
 
     def rate_of(self, kind: str, prompt: int) -> Decimal | None:
         """As listed, for a request of so many prompt tokens: of the kind itself, or of the one whose price it has."""
@@ -140,17 +116,23 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
         return _of(kind, known)
 
     @cached_property
-    def uses_kv(self) -> bool:
-        return any(row[_KV] for row in self.rates.rows)
-
-    def _row(self, prompt: int) -> tuple[int, ...]:
-        rows = self.rates.rows
-        found = rows[0]
-        for scale, row in zip(self.scales, rows, strict=True):
-            if scale.above and prompt <= scale.above:
-                break
-            found = row
-        return found
+    def tariff(self) -> Tariff:
+        """It, made ready for every request."""
+        rates = self.rates
+        return Tariff(
+            tuple(scale.above for scale in self.scales),
+            rates.rows,
+            rates.denominator,
+            rates.unknown,
+            _REQUEST,
+            _KV,
+            self._bounds_of(PROMPT_KINDS, COMPLETION_KINDS),
+            self._bounds_of(
+                [kind for kind in PROMPT_KINDS if kind != "audio_input"],
+                [kind for kind in COMPLETION_KINDS if kind != "audio_output"],
+            ),
+            self.pace,
+        )
 
     @cached_property
     def rates(self) -> Rates:
@@ -173,21 +155,7 @@ class Price(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
             tuple(tuple(int(rate * denominator) for rate in row) for row in rows), denominator, tuple(sorted(unknown))
         )
 
-    @cached_property
-    def _bounds(self) -> tuple[tuple[int, int, int, int, int, int], ...]:
-        return self._bounds_of(PROMPT_KINDS, COMPLETION_KINDS)
-
-    @cached_property
-    def _bounds_without_audio(self) -> tuple[tuple[int, int, int, int, int, int], ...]:
-        return self._bounds_of(
-            [kind for kind in PROMPT_KINDS if kind != "audio_input"],
-            [kind for kind in COMPLETION_KINDS if kind != "audio_output"],
-        )
-
-    def _bounds_of(
-        self, prompt: Iterable[str], completion: Iterable[str]
-    ) -> tuple[tuple[int, int, int, int, int, int], ...]:
-        """(above, most of a prompt token, of a completion token, of an image, of a request, of KV) of each scale."""
+    def _bounds_of(self, prompt: Iterable[str], completion: Iterable[str]) -> tuple[Bound, ...]:
         ins, outs = [_PLACES[kind] for kind in prompt], [_PLACES[kind] for kind in completion]
         return tuple(
             (
