@@ -229,7 +229,17 @@ class Caching:
         )
 
     def _found(self, flight: Flight, part: Part, found: Found | None, why: str) -> None:
-        """The helper process has answered, or has not in time."""
+        """The helper process has answered, or has not in time. Nobody else would answer those who wait for it."""
+        waiting = tuple(flight.sharing)
+        try:
+            self._heard(flight, part, found, why)
+        except Exception as e:
+            log.error("what the cache's helper process said could not be handled", exc_info=e)
+            for x in waiting:
+                end = x.cut if x.reply.started else x.refuse
+                end(errors.internal(x.request_id.decode("latin-1")))
+
+    def _heard(self, flight: Flight, part: Part, found: Found | None, why: str) -> None:
         sharing = flight.sharing
         if not sharing:  # all have left meanwhile
             self.over(flight)
