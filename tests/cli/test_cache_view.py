@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.cli import cache_prefix
-from forebay.cli.cache_view import show_entries, show_stats
+from forebay.cli.cache_view import show_entries, show_entry, show_stats
 from forebay.cli.main import run
 
 
@@ -139,3 +139,18 @@ def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_how_alike_needs_a_question(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cache", "purge", "--tag", "faq", "--at-least", "0.8"]) == 2
     assert "--at-least says how alike to what: give --like, too" in capsys.readouterr().err
+
+
+def test_an_entry_in_a_pipe_has_no_blanks_behind_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = "The mill led the pond on the wind. " * 10
+    show_entry(
+        {
+            "entry": "420d71ef66ffd5d2", "partition": "acme/m", "model": "m", "version": "", "age": 1.0, "fresh_for": 9.0,
+            "language": "en", "compared": True, "tags": [], "sources": [], "finish_reason": "stop", "bytes": 2048,
+            "question": "How do I get an invoice?", "answer": answer, "cut": False,
+        }
+    )  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["entry", "420d71ef66ffd5d2"]
+    assert answer.strip() in lines[-1]
+    assert [line for line in lines if line != line.rstrip()] == []

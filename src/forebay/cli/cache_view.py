@@ -115,9 +115,9 @@ def _models(out: Console, workers: Mapping[str, Rows], currency: str) -> None:
     if len(asked) > 1:
         counts.add_row(*_counts("all", total), style="bold")
         saved.add_row(*_saved("all", *(sum(each.values()) for each in sums)), style="bold")
-    out.print(counts)
+    _put(out, counts)
     out.print()
-    out.print(saved)
+    _put(out, saved)
     out.print()
 
 
@@ -141,7 +141,7 @@ def _partitions(out: Console, partitions: Mapping[str, Mapping[str, Any]]) -> No
         numbers = (count["looked"], count["exact"] + count["stale"], count["semantic"], count["good"], count["bad"])
         table.add_row(name, *(f"{n:,}" for n in numbers), _named(misses, _WHYS) if misses else "-")
     out.print("Asked of the helper process, where a worker's memory had nothing; and feedback:")
-    out.print(table)
+    _put(out, table)
 
 
 def _learned(out: Console, helper: Mapping[str, Any]) -> None:
@@ -153,7 +153,7 @@ def _learned(out: Console, helper: Mapping[str, Any]) -> None:
     for i, standing in enumerate(helper["semantic"].get("learned") or ()):
         table.add_row("all" if i == 0 else "", *_standing(standing))
     out.print("What is served of questions that mean the same, and how many of these hits are wrong:")
-    out.print(table)
+    _put(out, table)
 
 
 def _standing(standing: Mapping[str, Any]) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ def show_entries(entries: Rows) -> None:
         left = _span(entry["fresh_for"]) if entry["fresh_for"] > 0 else "over"
         told = (_line(entry.get(name) or "-") for name in texts)
         table.add_row(entry["entry"], *cosine, _span(entry["age"]), left, entry["partition"], *told)
-    out.print(table)
+    _put(out, table)
 
 
 def _line(text: str) -> Text:
@@ -225,7 +225,7 @@ def show_entry(entry: Mapping[str, Any]) -> None:
         ("answer", _plain(entry.get("answer") or "-") + (" …" if entry.get("cut") else "")),
     ):
         table.add_row(name, value)
-    out.print(table)
+    _put(out, table)
 
 
 def _plain(text: str) -> str:
@@ -274,6 +274,17 @@ def _table(*columns: str) -> Table:
         words = column in _WORDS
         table.add_column(column, overflow="fold", justify="left" if words else "right", no_wrap=column not in _FOLDED)
     return table
+
+
+def _put(out: Console, table: Table) -> None:
+    """Without the blanks that fill a column up to its longest text, where no terminal cuts that."""
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as made:
+        out.print(table)
+    for line in made.get().splitlines():
+        print(line.rstrip())
 
 
 def _console() -> Console:
