@@ -71,7 +71,9 @@ async def ask_helper(path: Path, message: Said, within: float = ANSWER) -> Answe
     except TimeoutError:
         raise HelperAway(f"the cache's helper process did not answer within {within:g} s") from None
     except (OSError, asyncio.IncompleteReadError):
-        raise HelperAway("the cache's helper process is not there; its log lines begin with cache") from None
+        raise HelperAway(
+            "the cache's helper process is not there, or is being started; the log says why (process cache, supervisor)"
+        ) from None
 
 
 async def _next(reader: asyncio.StreamReader) -> Answered:

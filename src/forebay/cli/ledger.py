@@ -217,7 +217,8 @@ def _show_plan(found: Plan, period: str, currency: str, *, alone: bool) -> None:
     numbers = ("adjustment",) if alone else ("booked", "adjustment", "then")
     _table(("organisation", "department", "project", "key", *numbers), rows)
     if found.unpriced:
-        print(f"note: {found.unpriced:,} attempts have no known price; nothing is laid on them.", file=sys.stderr)
+        have = "attempt has" if found.unpriced == 1 else "attempts have"
+        print(f"note: {found.unpriced:,} {have} no known price; nothing is laid on them.", file=sys.stderr)
 
 
 def _who(account: tuple[str, ...]) -> tuple[str, str, str, str]:

@@ -155,8 +155,8 @@ def unpriced(use: UnpricedUse, zone: str) -> Said:
         f"No price for the model {model}",
         f"The model {model} has no price: {n:,} request{'s' * (n != 1)} with {use.tokens:,} "
         f"tokens since {since:%H:%M} on {_date(since.date())} are in no sum of money, and no budget counts them. The "
-        f"engine {shown(use.engine)} served it. Add it to the price file (ledger.prices), or give a self-hosted engine "
-        "the price of its GPU-hour.",
+        f"engine {shown(use.engine)} served it. Add it to the price file (ledger.prices; with `service_tier`, if it is "
+        "only a tier of its maker's that lacks one), or give a self-hosted engine the price of its GPU-hour.",
     )
 
 
