@@ -9,8 +9,8 @@ COMPILED := $(VENV)/.compiled
 serve: $(COMPILED)
 	$(BIN)/forebay serve $(ARGS)
 
-# Policy and limits as C, beside their sources: a minute, and a fifth to a quarter less CPU time a request. Without a
-# compiler, or after `make pure`, the same files run as Python.
+# The token path, policy, limits and guard as C, beside their sources: two minutes of CPU, and a quarter less CPU time a
+# request. Without a compiler, or after `make pure`, the same files run as Python.
 compile: $(COMPILED)
 
 $(COMPILED): $(STAMP) tools/compile.py tools/compile_setup.py $(wildcard src/forebay/*.py src/forebay/*/*.py) \
