@@ -1,8 +1,9 @@
 """Answers that engines gave just now, on their way into memory and to the helper process.
 
-An answer that nobody waits for is not looked through between its request and the next one, but some milliseconds after,
-many at a time: that costs a third, since code and tables are then at hand, and the helper is written to once. Until
-then it can be asked for as if it were there (`settle`), and whoever needs all of them there says so (`flush`).
+On a busy worker an answer that nobody waits for is not looked through between its request and the next one, but some
+milliseconds after, many at a time: that costs a third, since code and tables are then at hand, and the helper is
+written to once. Until then it can be asked for as if it were there (`settle`), and whoever needs all of them there says
+so (`flush`). One that comes alone is put away at once.
 
 Mutable state: what waits, in the order in which it came, and two timers.
 """
@@ -28,7 +29,7 @@ from forebay.gateway.feedback import Feedbacks
 from forebay.ledger.tokens import Tokens
 
 _WAIT: Final = 0.005
-"""Seconds. Another worker finds it only then."""
+"""Seconds from one putting away to the next; another worker finds them only then."""
 _MOST: Final = 256
 _MOST_BYTES: Final = 4 << 20
 """Of what waits; one more, and all of it is put away at once."""
@@ -132,7 +133,11 @@ class Shelf:
         self._sweeping: asyncio.TimerHandle | None = None
 
     def put(self, fresh: Fresh) -> None:
-        """Keep it soon."""
+        """Keep it: one that comes alone at once, what comes in the milliseconds after it together."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(_WAIT, self._go_on)
+            self.keep(fresh)
+            return
         exact = fresh.asked.exact
         if exact in self.waiting:
             self.settle(exact)
@@ -140,8 +145,6 @@ class Shelf:
         self._bytes += fresh.size
         if len(self.waiting) > _MOST or self._bytes > _MOST_BYTES:
             self.flush()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(_WAIT, self._go_on)
 
     def settle(self, exact: bytes) -> None:
         """The one that waits under this key is put away now."""
@@ -154,14 +157,15 @@ class Shelf:
         """Nothing waits any more."""
         if self.waiting:
             self._some(len(self.waiting), self._bytes)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _go_on(self) -> None:
         self._timer = None
+        if not self.waiting:
+            return
+        self._timer = self._loop.call_later(_WAIT, self._go_on)
         self._some(_SLICE, _SLICE_BYTES)
         if self.waiting:
+            self._timer.cancel()
             self._timer = self._loop.call_soon(self._go_on)
 
     def _some(self, most: int, size: int) -> None:
@@ -237,6 +241,9 @@ class Shelf:
 
     def close(self) -> None:
         self.flush()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
