@@ -146,7 +146,8 @@ def test_an_entry_in_a_pipe_has_no_blanks_behind_its_lines(capsys: pytest.Captur
     show_entry(
         {
             "entry": "420d71ef66ffd5d2", "partition": "acme/m", "model": "m", "version": "",
-            "age": 1.0, "fresh_for": 9.0, "language": "en", "compared": True, "tags": [], "sources": [], "finish_reason": "stop", "bytes": 2048,
+            "age": 1.0, "fresh_for": 9.0, "language": "en", "compared": True, "tags": [], "sources": [],
+            "finish_reason": "stop", "bytes": 2048,
             "question": "How do I get an invoice?", "answer": answer, "cut": False,
         }
     )  # fmt: skip

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.pure import pure
 
 from forebay.cache.messages import Found, Kind
 from forebay.errors import Refusal
-from tests.pure import pure
 
 Caching = pure("forebay.gateway.caching").Caching
 
