@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from forebay.api import openai
+from forebay.api import openai, reading
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ from forebay.api import openai
 def test_cached_tokens_are_a_count_or_not_said(details: object, cached: int | None) -> None:
     usage = {"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101, "prompt_tokens_details": details}
     for found in (
-        openai.answer(json.dumps({"usage": usage}).encode()),
-        openai.chunk(json.dumps({"usage": usage}).encode()),
+        reading.answer(json.dumps({"usage": usage}).encode()),
+        reading.chunk(json.dumps({"usage": usage}).encode()),
     ):
         assert found is not None and found.usage is not None
         assert found.usage.cached_tokens == cached
@@ -41,7 +41,7 @@ def test_counts_that_no_float_holds_are_brought_down() -> None:
     many = 10**400
     details = {"cached_tokens": many}
     said = {"prompt_tokens": many, "completion_tokens": -many, "total_tokens": 7, "prompt_tokens_details": details}
-    found = openai.chunk(json.dumps({"usage": said}).encode())
+    found = reading.chunk(json.dumps({"usage": said}).encode())
     assert found is not None and found.usage is not None
     most = openai.MOST_TOKENS
     usage = found.usage

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.api import anthropic_answer, openai
-from forebay.api.openai import MOST_TOKENS, Usage
+from forebay.api import anthropic_answer, reading
+from forebay.api.counts import MOST_TOKENS
+from forebay.api.openai import Usage
 from forebay.api.usage import ABSURD, CONTRADICTS, EMPTY, NEGATIVE, UNSEEN, doubted, tokens_of, tokens_of_any
 from forebay.ledger.tokens import NO_TOKENS, Tokens
 
@@ -18,7 +19,7 @@ from forebay.ledger.tokens import NO_TOKENS, Tokens
 def usage(prompt: Any = None, answer: Any = None, total: Any = None, **more: Any) -> Usage:
     """As an engine's answer says it."""
     said = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": total, **more}
-    found = openai.answer(json.dumps({"usage": said}).encode())
+    found = reading.answer(json.dumps({"usage": said}).encode())
     assert found is not None and found.usage is not None
     return found.usage
 
@@ -193,11 +194,11 @@ def test_anthropics_usage_is_the_same_through_the_translation() -> None:
         "output_tokens_details": {"thinking_tokens": 50},
     }
     whole = {"type": "message", "id": "m", "model": "c", "content": [], "stop_reason": "end_turn", "usage": said}
-    answer = openai.answer(json.dumps(anthropic_answer.completion(json.dumps(whole).encode(), 0)).encode())
+    answer = reading.answer(json.dumps(anthropic_answer.completion(json.dumps(whole).encode(), 0)).encode())
     chunks = anthropic_answer.Chunks(0)
     chunks.event(json.dumps({"type": "message_start", "message": {"usage": said | {"output_tokens": 1}}}).encode())
     chunks.event(json.dumps({"type": "message_delta", "delta": {}, "usage": {"output_tokens": 550}}).encode())
-    last = openai.chunk(chunks.event(b'{"type":"message_stop"}')[0].removeprefix(b"data: "))
+    last = reading.chunk(chunks.event(b'{"type":"message_stop"}')[0].removeprefix(b"data: "))
     for found in (answer, last):
         assert found is not None and found.usage is not None
         assert tokens_of(found.usage) == (Tokens(3, 7, 12_000, 304, 500, 50), "")

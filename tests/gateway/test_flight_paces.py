@@ -42,8 +42,7 @@ class Outlet:
         self.told: list[str] = []
         self.reply: Reply | None = None
 
-    @property
-    def blocked(self) -> bool:
+    def is_blocked(self) -> bool:
         return self.room <= 0
 
     def write(self, data: bytes) -> None:
@@ -253,7 +252,7 @@ def test_alone_and_slow_nobody_is_cut_and_the_engine_waits() -> None:
         while leader.told[-1] == "pause":
             leader.outlet.drain(3)
         house.shared.write(piece)
-    while leader.outlet.blocked:
+    while leader.outlet.is_blocked():
         leader.outlet.drain(3)
     house.ends()
     assert leader.outlet.body == b"".join(PIECES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import pytest
 from forebay.api.routes import CHAT, COMPLETIONS
 from forebay.config.placement import Placement
 from forebay.gateway.prefixes import Prefixes
+from forebay.wire.message import Peer, Request
 
 TEXT = "x" * 2_000
 
@@ -59,8 +59,8 @@ def test_a_prompt_that_is_computed_whole_has_no_prefix(prefixes: Prefixes) -> No
 
 def test_sessions_of_two_tenants_are_two(prefixes: Prefixes) -> None:
     def session(tenant: str, **fields: bytes) -> int:
-        request = SimpleNamespace(fields={k.replace("_", "-").encode(): v for k, v in fields.items()})
-        return prefixes.session(request, tenant)  # type: ignore[arg-type]
+        named = {k.replace("_", "-").encode(): v for k, v in fields.items()}
+        return prefixes.session(Request(b"POST", b"/", b"", [], named, Peer("x"), False), tenant)
 
     assert session("a", x_session=b"1") == session("a", cookie=b"x=2; sid=1") != 0
     assert session("a", x_session=b"1") != session("b", x_session=b"1")

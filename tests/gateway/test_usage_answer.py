@@ -21,6 +21,7 @@ from forebay.ledger.limits import Held, Limits
 from forebay.ledger.records import KeyRecord
 from forebay.ledger.rules import Level, Rule, Unpriced
 from forebay.wire.message import Peer, Request
+from forebay.wire.reply import Outlet as OutletBase
 from forebay.wire.reply import Reply
 from forebay.wire.tasks import Tasks
 
@@ -87,14 +88,15 @@ async def world() -> AsyncIterator[World]:
             await server.wait_closed()
 
 
-class Outlet:
-    blocked = False
-
+class Outlet(OutletBase):
     def __init__(self) -> None:
         self.written = b""
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def is_blocked(self) -> bool:
+        return False
 
     def ended(self, reply: Reply) -> None: ...
     def cut(self) -> None: ...

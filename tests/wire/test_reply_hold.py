@@ -8,15 +8,19 @@ import pytest
 
 from forebay.wire.message import Peer, Request
 from forebay.wire.reply import HELD, Reply
+from forebay.wire.reply import Outlet as OutletBase
 
 
-class Outlet:
+class Outlet(OutletBase):
     """Records what a connection would be told."""
 
     def __init__(self) -> None:
         self.blocked = False
         self.out = b""
         self.told: list[str] = []
+
+    def is_blocked(self) -> bool:
+        return self.blocked
 
     def write(self, data: bytes) -> None:
         self.out += data

@@ -17,13 +17,13 @@ from forebay.config.models import Limits, Timeouts
 from forebay.errors import Refusal
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
-from forebay.wire.server import Server
+from forebay.wire.server import Handler, Server
 from forebay.wire.ticker import Ticker
 
 LIMITS = Limits(write_buffer_bytes=1 << 20)
 
 
-class Answers:
+class Answers(Handler):
     """A whole answer to GET /whole, one that is cut to anything else."""
 
     def on_head(self, request: Request) -> Refusal | None:

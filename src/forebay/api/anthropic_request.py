@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay import errors
-from forebay.api import openai
+from forebay.api import reading
 from forebay.api.anthropic_cache import mark
 from forebay.errors import Refusal
 
@@ -60,7 +60,7 @@ def _cannot(field: str, fix: str) -> Refusal:
 def messages(payload: bytes, cache: str = "") -> bytes:
     """The body for POST /v1/messages. `cache`: for how long its prompt cache is asked to keep the prompt, 5m or 1h; "":
     only as the client asks. Raises Refusal."""
-    given = {k: v for k, v in openai.decode(payload, _decoder).items() if v is not None}
+    given = {k: v for k, v in reading.decode(payload, _decoder).items() if v is not None}
     out: Json = {}
     for name, value in given.items():
         if name in _AS_IT_IS:

@@ -6,16 +6,13 @@ one level deep (`rewritten`) so that no value the gateway does not own is re-enc
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay import errors
-from forebay.errors import Refusal
+from forebay.api.counts import MOST_TOKENS as MOST_TOKENS
+from forebay.api.counts import bound_counts, cached_of
 
 Raw = msgspec.Raw
 _ABSENT: Final = msgspec.Raw(b"")
@@ -135,10 +132,6 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
 AnyBody = ChatBody | CompletionBody | EmbeddingBody
 
 
-MOST_TOKENS: Final = 1 << 40
-"""No prompt or answer has more, whatever is said of it. Python reads a number of 400 digits, which has no float."""
-
-
 class Usage(msgspec.Struct, frozen=True):
     """Token counts as an engine reports them, of what is over `MOST_TOKENS` either way that."""
 
@@ -154,30 +147,13 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: Any = None
     """Perplexity's and SGLang's."""
 
-    def __post_init__(self) -> None:
-        prompt, answer, total = self.prompt_tokens, self.completion_tokens, self.total_tokens
-        if (
-            (prompt is None or 0 <= prompt <= MOST_TOKENS)
-            and (answer is None or 0 <= answer <= MOST_TOKENS)
-            and (total is None or 0 <= total <= MOST_TOKENS)
-        ):
-            return
-        for name in _COUNTS:
-            value: int | None = getattr(self, name)
-            if value is not None and not -MOST_TOKENS <= value <= MOST_TOKENS:
-                msgspec.structs.force_setattr(self, name, MOST_TOKENS if value > 0 else -MOST_TOKENS)
+    if not TYPE_CHECKING:  # a method would call it from Python's loop
+        __post_init__ = bound_counts
 
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that were not computed, from 0; None where the engine does not say."""
-        details = self.prompt_tokens_details
-        found = details.get("cached_tokens") if details is not None else None
-        if type(found) is not int:
-            found = self.prompt_cache_hit_tokens if self.prompt_cache_hit_tokens is not None else self.cached_beside
-        return min(found, MOST_TOKENS) if type(found) is int and found >= 0 else None
-
-
-_COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
+        return cached_of(self)
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -241,87 +217,7 @@ def tier_of(said: Any) -> str:
     return said.lower() if isinstance(said, str) and len(said) <= 32 else ""
 
 
-_chunk_decoder = msgspec.json.Decoder(Chunk)
-_answer_decoder = msgspec.json.Decoder(Answer)
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
-
-_WRONG_TYPE: Final = re.compile(r"Expected `(?P<wanted>[^`]+)`, got `(?P<got>[^`]+)`(?: - at `\$\.?(?P<at>[^`]*)`)?")
-_NAMES: Final = MappingProxyType(
-    {
-        "str": "a string",
-        "int": "an integer",
-        "float": "a number",
-        "bool": "true or false",
-        "object": "an object",
-        "array": "an array",
-        "null": "null",
-    }
-)
-_CLOSE_LOOK: Final = 65_536
-_EMPTY_ARRAY: Final = re.compile(rb"\[[ \t\r\n]*\]")
-_FIRST_BYTE: Final = MappingProxyType(
-    {ord("{"): "an object", ord('"'): "a string", ord("t"): "a boolean", ord("f"): "a boolean"}
-)
-
-
-def decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """`body` as the decoder's struct. Raises Refusal: not UTF-8, not JSON, not an object, a field of the wrong type."""
-    if not body:
-        raise errors.bad_json("it is empty")
-    try:
-        if not body.isascii():
-            body.decode()
-        return decoder.decode(body)
-    except UnicodeDecodeError as e:
-        raise errors.bad_json(f"it is not UTF-8 (byte {e.start})") from None
-    except msgspec.ValidationError as e:
-        raise _wrong_type(str(e)) from None
-    except msgspec.DecodeError as e:
-        raise errors.bad_json(str(e).removeprefix("JSON is malformed: ")) from None
-    except RecursionError:
-        raise errors.bad_json("it is nested too deeply") from None
-
-
-def _named(kinds: str) -> str:
-    parts = [_NAMES.get(k.strip(), k.strip()) for k in kinds.split("|")]
-    return " or ".join(p for p in parts if p != "null") or "null"
-
-
-def _wrong_type(text: str) -> Refusal:
-    m = _WRONG_TYPE.search(text)
-    if m is None:
-        return errors.bad_request(f"The body is not as expected: {text}.", code="wrong_type")
-    field = m["at"] or ""
-    if not field:
-        return errors.bad_request(f"The body must be a JSON object, not {_named(m['got'])}.", code="wrong_type")
-    return errors.wrong_type(field, _named(m["wanted"]), _named(m["got"]))
-
-
-def check_content(field: str, raw: Raw, *, kinds: bytes) -> None:
-    """The content field is there, of one of the kinds given by their first byte, and not empty. Raises Refusal."""
-    view = memoryview(raw)
-    first = view[0] if view else ord("n")
-    if first == ord("n"):
-        raise errors.missing_field(field, _FIXES[field])
-    if first not in kinds:
-        wanted = " or ".join({ord("["): "an array", ord('"'): "a string"}[k] for k in kinds)
-        raise errors.wrong_type(field, wanted, _FIRST_BYTE.get(first, "a number"))
-    if first == ord("[") and _EMPTY_ARRAY.match(view):
-        raise errors.bad_request(f"'{field}' must not be empty.", param=field, code="missing_field")
-
-
-_FIXES: Final = MappingProxyType(
-    {
-        "model": "the name of the model to use, see GET /v1/models",
-        "messages": 'an array such as [{"role": "user", "content": "…"}]',
-        "prompt": "a string, or an array of strings or tokens",
-        "input": "a string, or an array of strings or tokens",
-    }
-)
-
-
-def no_model() -> Refusal:
-    return errors.missing_field("model", _FIXES["model"])
 
 
 def rewritten(body: bytes, replace: Mapping[str, bytes], defaults: Mapping[str, bytes]) -> bytes:
@@ -339,7 +235,7 @@ def rewritten(body: bytes, replace: Mapping[str, bytes], defaults: Mapping[str, 
 def without_own_bound(body: bytes) -> bytes:
     """`body` without llama.cpp's `n_predict`, which it takes before max_tokens (ggml-org/llama.cpp,
     tools/server, `oaicompat_chat_params_parse`)."""
-    if b"n_predict" not in body and not _escapes_a_letter(body):
+    if b"n_predict" not in body and not escapes_a_letter(body):
         return body
     fields: dict[str, Raw] = _fields_decoder.decode(body)
     if fields.pop("n_predict", None) is None:
@@ -349,7 +245,7 @@ def without_own_bound(body: bytes) -> bytes:
 
 def asking_for_usage(body: bytes) -> bytes:
     """A stream request's body with `stream_options.include_usage` set, its other options untouched."""
-    if b'"stream_options"' not in body and not _escapes_a_letter(body):
+    if b'"stream_options"' not in body and not escapes_a_letter(body):
         return with_first_field(body, b'"stream_options":{"include_usage":true}')
     fields: dict[str, Raw] = _fields_decoder.decode(body)
     given = fields.get("stream_options")
@@ -374,59 +270,20 @@ def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
         if key in body:
             return rewritten(body, fields, {})
         added.append(key + b":" + value)
-    if _escapes_a_letter(body):
+    if escapes_a_letter(body):
         return rewritten(body, fields, {})
     return with_first_field(body, b",".join(added))
 
 
-def _escapes_a_letter(body: bytes) -> bool:
+def escapes_a_letter(body: bytes) -> bool:
     """Whether a lower-case letter or `_` may be written as an escape somewhere: a key can be hidden that way."""
     return b"\\" in body and (b"\\u006" in body or b"\\u007" in body or b"\\u005" in body)
-
-
-def names_twice(body: bytes) -> bool:
-    """Whether the body may hold a key of the request itself twice, "model" above all, spelt out or with an escape (its
-    letters are all \\u006X): of two, an engine could read the other one than was checked. Bodies over 64 KiB that look
-    like it are taken to."""
-    if body.count(b'"model"') == 1 and not _escapes_a_letter(body):
-        return False
-    if len(body) > _CLOSE_LOOK:
-        return True
-    pairs: list[list[tuple[str, object]]] = []
-
-    def keep(found: list[tuple[str, object]]) -> None:
-        pairs.append(found)
-
-    try:
-        json.loads(body, object_pairs_hook=keep, parse_int=str, parse_float=str)
-    except (ValueError, RecursionError):  # msgspec read it, so it is JSON: look no closer
-        return True
-    keys = [key for key, _ in pairs[-1]]  # the outermost object is closed last
-    return len(set(keys)) != len(keys)
 
 
 def with_first_field(body: bytes, field: bytes) -> bytes:
     """`body`, an object that is not empty, with one more field at its front: cheaper than taking it apart."""
     brace = body.index(b"{") + 1
     return body[:brace] + field + b"," + body[brace:]
-
-
-def chunk(data: bytes) -> Chunk | None:
-    """A stream event's data as far as it is understood; None where it is no such JSON."""
-    try:
-        return _chunk_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-
-
-def answer(body: bytes) -> Answer | None:
-    """A unary answer as far as it is understood; None where it is no JSON object."""
-    try:
-        return _answer_decoder.decode(body)
-    except msgspec.ValidationError:
-        return Answer() if body.lstrip()[:1] == b"{" else None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
 
 
 class _Said(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay.api import openai
+from forebay.api import openai, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Route:
 
     def parse(self, body: bytes) -> openai.AnyBody:
         """Raises Refusal."""
-        parsed: openai.AnyBody = openai.decode(body, self.decoder)
+        parsed: openai.AnyBody = reading.decode(body, self.decoder)
         if not parsed.model:
-            raise openai.no_model()
-        openai.check_content(self.content, getattr(parsed, self.content), kinds=self.kinds)
+            raise reading.no_model()
+        reading.check_content(self.content, getattr(parsed, self.content), kinds=self.kinds)
         return parsed
 
     def __repr__(self) -> str:

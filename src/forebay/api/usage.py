@@ -49,7 +49,8 @@ def tokens_of(usage: Usage, hidden_thoughts: bool = False) -> tuple[Tokens, str]
         prompt, answer, note = max(prompt, 0), max(answer, 0), NEGATIVE
     if prompt >= MOST_TOKENS or answer >= MOST_TOKENS:
         note = ABSURD
-    cached: Any = 0  # an engine says of these what it likes
+    # Of whatever type an engine says them in, which compiled code must not take for a number.
+    cached: Any = 0
     written: Any = 0
     long: Any = 0
     audio_in: Any = 0
@@ -70,9 +71,9 @@ def tokens_of(usage: Usage, hidden_thoughts: bool = False) -> tuple[Tokens, str]
                     images = value
                 elif name == "cache_creation_token_details":
                     long = _long(value)
-    said: Any = usage.completion_tokens_details
-    if type(said) is dict:
-        thought, audio_out = said.get("reasoning_tokens") or 0, said.get("audio_tokens") or 0
+    of_answer: Any = usage.completion_tokens_details
+    if type(of_answer) is dict:
+        thought, audio_out = of_answer.get("reasoning_tokens") or 0, of_answer.get("audio_tokens") or 0
     if not cached:
         cached = usage.prompt_cache_hit_tokens or usage.cached_beside or 0
     if not thought and usage.reasoning_tokens:

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from forebay import errors
-from forebay.api.openai import MOST_TOKENS, CompletionBody
+from forebay.api.counts import MOST_TOKENS, cached_of
+from forebay.api.openai import CompletionBody
 from forebay.config.admission import Admission as Section
 from forebay.config.models import Class
 from forebay.config.placement import Placement as Placing
@@ -245,7 +246,7 @@ class Admitting:
             if usage.prompt_tokens is not None and usage.prompt_tokens > 0:
                 self.tokens.learn(ask.model, x.counted, usage.prompt_tokens)
                 x.counted = NOTHING
-        cached = usage.cached_tokens if usage is not None else None
+        cached = cached_of(usage) if usage is not None else None
         if ask.engine:
             self._placed.value += ask.prompt_tokens
             x.believed = ask.cached.get(ask.engine, 0)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay import errors
-from forebay.api import openai
+from forebay.api import openai, reading
 from forebay.api.routes import ROUTES
 from forebay.cache.key import ANYTHING, labels_of, wish_of
 from forebay.config.cache_prefix import Reorder
@@ -53,6 +53,7 @@ from forebay.wire.bounds import LimitValues
 from forebay.wire.head import media_type
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
+from forebay.wire.server import Handler
 from forebay.wire.ticker import Ticker
 
 MODELS: Final = b"/v1/models"
@@ -74,7 +75,7 @@ _EXPOSED: Final = b", ".join(
 )
 
 
-class Gateway:
+class Gateway(Handler):
     """The handler of a worker's server. Mutable state: `live`, the exchanges that are not settled."""
 
     def __init__(
@@ -149,7 +150,7 @@ class Gateway:
     # --- wire.server.Handler -----------------------------------------------------------------------------------------
 
     def on_head(self, request: Request) -> Refusal | None:
-        front = request.context
+        front: Front | None = request.context
         if (
             front is not None
             and front.generation == self.callers.generation
@@ -348,7 +349,7 @@ class Gateway:
         self.retry_budget.requests += 1
         if self._order is not None:
             body, payload = self._order.apply(body, payload)
-        if entry.renames or entry.defaults or openai.names_twice(payload):
+        if entry.renames or entry.defaults or reading.names_twice(payload):
             defaults = defaults_for(body, entry.defaults)
             payload = openai.rewritten(payload, {"model": entry.target_json}, defaults)
         whole = payload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay import errors
-from forebay.api import openai
+from forebay.api import reading
 from forebay.errors import Refusal
 from forebay.wire.head import Header
 from forebay.wire.upstream import Failure
@@ -31,7 +31,7 @@ def retry_after(headers: list[Header]) -> float | None:
 
 def said(body: bytes) -> str:
     """The message of an engine's error body, for the refusal's text."""
-    found = openai.chunk(body)
+    found = reading.chunk(body)
     if found is None:
         return ""
     message = found.error.get("message") if isinstance(found.error, dict) else found.error

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay import errors
-from forebay.api import openai
+from forebay.api import reading
 from forebay.cache.key import Facts
 from forebay.cache.memory import within
 from forebay.cache.messages import Heard, Purge
@@ -74,7 +74,7 @@ class Feedbacks:
     def take(self, request: Request, reply: Reply, caller: Caller, done: Callable[[int, Refusal | None], None]) -> None:
         """Answers, at once or when the helper process has; `done` is called once then, with the status and the refusal
         where it is one. Raises Refusal where it can be refused at once."""
-        body: Body = openai.decode(request.body, _decoder)
+        body: Body = reading.decode(request.body, _decoder)
         entry = body.entry
         if entry is None:
             raise errors.missing_field("entry", _FIX)

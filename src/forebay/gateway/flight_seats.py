@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.api import openai
+from forebay.api import openai, reading
 from forebay.cache.packing import unframed
 from forebay.errors import Refusal
 from forebay.wire import sse
@@ -179,5 +179,5 @@ _USAGE: Final = tuple((field.name, field.encode_name) for field in msgspec.struc
 
 def _says_usage(event: bytes) -> bool:
     data = sse.data_of(event)
-    found = openai.chunk(data) if data is not None else None
+    found = reading.chunk(data) if data is not None else None
     return found is not None and found.usage is not None and not found.choices

@@ -116,9 +116,9 @@ class RequestIds:
     def new(self) -> bytes:
         at = self._at
         if at >= len(self._random):
-            self._random, at = secrets.token_bytes(_ID_BYTES * 256), 0
-        self._at = at + _ID_BYTES
-        return b"req-" + self._random[at : self._at].hex().encode()
+            self._random, at = secrets.token_bytes(_ID_BYTES * 256).hex().encode(), 0
+        self._at = end = at + 2 * _ID_BYTES
+        return b"req-" + self._random[at:end]
 
 
 def given_id(request: Request) -> bytes | None:

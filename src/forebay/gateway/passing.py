@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from forebay.api import openai
+from forebay.api import openai, reading
 
 LONGEST: Final = 4_096
 """Bytes of a usage object."""
@@ -43,7 +43,7 @@ class UsageHunt:
         end = found.find(b"}")
         while end >= 0:
             if found.count(b"{", 0, end) == found.count(b"}", 0, end + 1):
-                answer = openai.answer(b'{"usage":' + found[: end + 1] + b"}")
+                answer = reading.answer(b'{"usage":' + found[: end + 1] + b"}")
                 return answer.usage if answer is not None else None
             end = found.find(b"}", end + 1)
         return None

@@ -38,17 +38,18 @@ class Prefixes:
     def of(self, body: AnyBody, model: str, tenant: str) -> tuple[list[int], float]:
         """The chain of its prompt, and how many blocks the whole prompt would be, its last one in part."""
         tools = b""
-        if isinstance(body, ChatBody):
-            text = bytes(body.messages)
-            if len(body.tools) > _NULL:
-                tools = bytes(body.tools)
-        elif isinstance(body, CompletionBody):
-            text = bytes(body.prompt)
+        if type(body) is ChatBody:
+            raw = body.messages
+        elif type(body) is CompletionBody:
+            raw = body.prompt
         else:
             return [], 0.0
-        size = len(text)
+        size = len(raw)
         if size < BLOCK_BYTES or body.skips_cache:
             return [], 0.0
+        text = bytes(raw)
+        if type(body) is ChatBody and len(body.tools) > _NULL:
+            tools = bytes(body.tools)
         salt = salted(self._secret, b"" if self._shared else tenant.encode(), b"\0", model.encode(), tools, body.before)
         return chain(text, salt), (size + len(tools)) / BLOCK_BYTES
 

@@ -108,11 +108,12 @@ def glance(body: AnyBody) -> int:
         type(body) is ChatBody
         and len(body.tools) <= 4
         and len(body.response_format) <= _PLAIN_FORMAT
+        and len(body.messages) < SMALL
         and not body.beside
     ):
         text = bytes(body.messages)
         size = len(text)
-        if size < SMALL and b'"type"' not in text:
+        if b'"type"' not in text:
             return size if text.isascii() else -size
     return 0
 

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from forebay import errors
-from forebay.api import openai, stream_errors
+from forebay.api import openai, reading, stream_errors
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.attempts import MOST_OF_TOKEN
 from forebay.gateway.exchange import Exchange
@@ -120,7 +120,7 @@ class Unary(Exchange):
 
     def _deliver(self, body: bytes, block: bytes) -> None:
         """Send a whole answer, if it is one."""
-        found = openai.answer(body)
+        found = reading.answer(body)
         if found is None:
             self.count_failure("not_json")
             self.broken(errors.engine_failed("its answer is not JSON"))
@@ -291,7 +291,7 @@ class Stream(Exchange):
         for i, event in enumerate(events):
             data = sse.data_of(event)
             if data is not None:
-                found = openai.chunk(data)
+                found = reading.chunk(data)
                 if found is not None and found.is_error:
                     self._error_before_content(data, found)
                     return
@@ -349,7 +349,7 @@ class Stream(Exchange):
                 tap.forget()
                 keep.append(event)
                 continue
-            found = openai.chunk(data)
+            found = reading.chunk(data)
             if found is not None:
                 if found.is_error:
                     keep.append(event)

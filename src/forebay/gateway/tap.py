@@ -1,7 +1,8 @@
 """The short cut of a stream that has begun.
 
-Most reads from an engine are one HTTP chunk with one event that differs from the one before only in its words. Those
-are counted and passed on as they are, in the engine's own chunk framing.
+Most reads from an engine are one HTTP chunk with one event that differs from the one before only in its words; where
+the loop has much to do, they are some such chunks. Those are counted and passed on as they are, in the engine's own
+chunk framing.
 
 While it streams, the tap is the engine connection's protocol; whatever it does not know goes to the connection, whose
 parser never sees what the tap took and need not: whole chunks leave it where it was.
@@ -13,6 +14,7 @@ import asyncio
 import re
 from bisect import bisect_left
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import Final
 
@@ -24,6 +26,12 @@ _CHUNKS: Final = 4_096
 _PAST_HEAD: Final = 6
 """An offset behind the line end of any chunk head below, and before the first line end of an event."""
 _LF: Final = 10
+_0: Final = ord("0")
+_9: Final = ord("9")
+_A: Final = ord("a")
+_F: Final = ord("f")
+_DIGITS: Final = 3
+"""Of a chunk's size, at most."""
 
 
 def _chunk_head(size: int) -> bytes:
@@ -37,6 +45,37 @@ def _chunk_head(size: int) -> bytes:
 
 
 _CHUNK_HEADS: Final = tuple(map(_chunk_head, range(_CHUNKS)))
+
+
+def _events_in(data: bytes, suffix: bytes) -> int:
+    """How many chunks `data` consists of, where each is framed as `_chunk_head` says and is one event that ends in
+    `suffix`; else 0."""
+    found = at = 0
+    size = len(data)
+    tail = len(suffix)
+    while at < size:
+        body = 0
+        begin = at
+        most = min(at + _DIGITS, size)
+        while begin < most:
+            digit = data[begin]
+            if _0 <= digit <= _9:
+                body = 16 * body + digit - _0
+            elif _A <= digit <= _F:
+                body = 16 * body + digit - _A + 10
+            else:
+                break
+            begin += 1
+        if begin == at or data[at] == _0 or data[begin : begin + 2] != b"\r\n":
+            return 0
+        begin += 2
+        end = begin + body + 2
+        first = end - tail
+        if end > size or first < begin or data[first:end] != suffix or data.find(_LF, begin) != end - 4:
+            return 0
+        found += 1
+        at = end
+    return found
 
 
 def suffix_of(event: bytes) -> bytes | None:
@@ -64,10 +103,25 @@ class Tap(asyncio.Protocol):
     """`suffix` is what a chunk must end in to be taken, unmatchable while the connection is within a chunk. `events`
     and `sent` (bytes) count what was taken; `heard_at` is when content came last, taken or not, monotonic seconds."""
 
-    __slots__ = ("_edges", "_fallback", "_gaps", "_learned", "_write", "events", "heard_at", "sent", "suffix")
+    __slots__ = (
+        "_bucket",
+        "_edges",
+        "_fallback",
+        "_gaps",
+        "_learned",
+        "_longest",
+        "_shortest",
+        "_write",
+        "events",
+        "heard_at",
+        "sent",
+        "suffix",
+    )
 
     def __init__(self, gaps: Histogram, now: float) -> None:
         self._gaps, self._edges = gaps.counts, gaps.edges
+        self._bucket = 0  # of the last gap, and the gaps of that bucket
+        self._shortest = self._longest = inf
         self._learned = _NONE
         self._write: Callable[[bytes], None] | None = None
         self._fallback: asyncio.Protocol | None = None
@@ -100,8 +154,16 @@ class Tap(asyncio.Protocol):
     def arrived(self) -> None:
         """Content has come past the tap."""
         now = monotonic()
-        self._gaps[bisect_left(self._edges, now - self.heard_at)] += 1
+        self._observe(now - self.heard_at)
         self.heard_at = now
+
+    def _observe(self, gap: float) -> None:
+        if not self._shortest < gap <= self._longest:
+            edges = self._edges
+            self._bucket = at = bisect_left(edges, gap)
+            self._shortest = edges[at - 1] if at else -inf
+            self._longest = edges[at] if at < len(edges) else inf
+        self._gaps[self._bucket] += 1
 
     # --- for the engine's connection ---------------------------------------------------------------------------------
 
@@ -116,13 +178,22 @@ class Tap(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         n = len(data)
-        if data.endswith(self.suffix) and n < _CHUNKS and data.find(_LF, _PAST_HEAD) == n - 4:
-            head = _CHUNK_HEADS[n]
-            if data[: len(head)] == head:
+        suffix = self.suffix
+        if data.endswith(suffix):
+            found = 0
+            if n < _CHUNKS and data.find(_LF, _PAST_HEAD) == n - 4:
+                head = _CHUNK_HEADS[n]
+                if data[: len(head)] == head:
+                    found = 1
+            else:
+                found = _events_in(data, suffix)
+            if found:
                 now = monotonic()
-                self._gaps[bisect_left(self._edges, now - self.heard_at)] += 1
+                self._observe(now - self.heard_at)
+                if found > 1:
+                    self._gaps[0] += found - 1  # they came together
                 self.heard_at = now
-                self.events += 1
+                self.events += found
                 self.sent += n
                 self._write(data)  # type: ignore[misc]  # a suffix that matches is there only with a writer
                 return

@@ -53,7 +53,7 @@ class EngineBooks:
     def __init__(self, name: str, facts: Facts, rules: Rules, lengths: Lengths) -> None:
         self.name = name
         self.facts = facts
-        self.rules = rules
+        self._follow(rules)
         self.lengths = lengths
         self.kv = KvBook(facts.block_size, self._blocks(facts.kv_tokens), z=rules.z)
         self._known = facts.kv_tokens is not None
@@ -89,9 +89,20 @@ class EngineBooks:
         """Engine-seconds of work given lately, in the placement's units."""
         self._learned_at = -inf
         self._length = (0.0, 0.0)  # mean and variance for the ask that was last looked at
-        self._quoted: Quoted | None = None  # the same of its first token
+        self._quoted: Quoted = (0.0, 0.0, 0.0, 0, (0.0, 0.0, 0.0, 0.0, 0.0))  # the same of its first token
+        self._quotes = False  # there is one
         self._paced_until = -inf
         self._kept_tpot = KEPT_TPOT
+
+    def _follow(self, rules: Rules) -> None:
+        """Rules are no compiled class: what each decision asks of them is read out once."""
+        self.rules = rules
+        self._steps = float(rules.backlog_steps)
+        self._cached_steps = float(rules.backlog_cached)
+        self._multiple = float(rules.ttft_multiple)
+        self._tpot = float(rules.tpot)
+        self._promises: dict[Class, float] = {cls: float(seconds) for cls, seconds in rules.ttft.items()}
+        self._ceilings: dict[Class, float] = {cls: float(share) for cls, share in rules.ceilings.items()}
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -112,6 +123,7 @@ class EngineBooks:
             self.presume(now)
         self._length = self.lengths.residual((ask.model, ask.tenant), 0, ask.max_tokens)
         self._quoted = quoted = self._quote(ask, now)
+        self._quotes = True
         return quoted[1]
 
     def has_room(self, ask: Ask) -> bool:
@@ -139,21 +151,20 @@ class EngineBooks:
 
     def promise(self, ask: Ask) -> float:
         """Seconds after its arrival within which it is to have its first token."""
-        rules = self.rules
-        slo = rules.ttft[ask.cls]
+        slo = self._promises[ask.cls]
         if ask.ttft_slo < slo:
             slo = ask.ttft_slo
-        if rules.ttft_multiple:
+        if self._multiple:
             cached = ask.cached.get(self.name, 0)
             ideal = self.ttft.ideal(ask.prompt_tokens - cached, context_tokens=cached)
             if ideal > slo:
-                return ideal * rules.ttft_multiple
+                return ideal * self._multiple
         return slo
 
     def takes(self, ask: Ask, cls: Class, now: float) -> float:
         """The bound on its first token where it may go there now, else infinity; then `again` says when to ask anew if
         nothing else happens. `cls`: in whose turn it goes."""
-        rules, ttft = self.rules, self.ttft
+        ttft = self.ttft
         self.again = inf
         if self.unseen:
             self.presume(now)
@@ -172,9 +183,9 @@ class EngineBooks:
                 room = self._budget - decoding
                 if room < 1:
                     room = 1
-                most = rules.backlog_steps * room
+                most = self._steps * room
                 if cached:
-                    most *= 1 + rules.backlog_cached * cached / prompt
+                    most *= 1 + self._cached_steps * cached / prompt
                 most -= own if own < 1.5 * room else 1.5 * room
                 if ttft.tokens > most and ttft.backlog(now) > most:
                     self.again = ttft.until(most, now)
@@ -188,15 +199,16 @@ class EngineBooks:
             mean,
             var,
             ask.n,
-            ceiling_share=shed.ceiling(cls) if shedding else rules.ceilings[cls],
+            ceiling_share=shed.ceiling(cls) if shedding else self._ceilings[cls],
             shared_tokens=cached,
             prefix=self._prefix(ask) if cached else None,
         ) and (self.sequences or self.kv.foreign_blocks or self.never_takes(ask)):
             return inf  # alone it goes: what it is feared to grow to will not be less later
         self._quoted = quoted = ttft.predict(own, cached, now, decoding)
+        self._quotes = True
         bound = quoted[1]
-        promise = rules.ttft[ask.cls]
-        if rules.ttft_multiple or ask.ttft_slo < promise:
+        promise = self._promises[ask.cls]
+        if self._multiple or ask.ttft_slo < promise:
             promise = self.promise(ask)
         return bound if (quoted[0] if vip else bound) <= promise - (now - ask.arrival) else inf
 
@@ -242,17 +254,20 @@ class EngineBooks:
         own = prompt - cached
         prefix = self._prefix(ask) if cached else None
         self.kv.hold(key, prompt, mean, var, n=n, shared_tokens=cached, prefix=prefix)
-        self.ttft.dispatched(key, own, cached, now, decoding=self.decoding, quoted=self._quoted)
+        if self._quotes:
+            self.ttft.sent(key, own, cached, now, self.decoding, self._quoted)
+        else:
+            self.ttft.dispatched(key, own, cached, now, decoding=self.decoding)
         self.asks[key] = ask
         ask.holder = self
         if not ask.streams:
             self.unseen[key] = (now + ask.bound, ask)
         self.sequences += n
         self._handed += own
-        rules, shed = self.rules, self.shed
-        if rules.tpot < inf:
+        shed = self.shed
+        if self._tpot < inf:
             self._pace(ask, now)
-        if self.sequences > CALM and self.kv.may_reach(rules.shed.resume_at * shed.scale):
+        if self.sequences > CALM and self.kv.may_reach(self.rules.shed.resume_at * shed.scale):
             shed.on_use(self.use(), now)
 
     def _prefix(self, ask: Ask) -> int | None:
@@ -305,7 +320,7 @@ class EngineBooks:
         self.sequences -= ask.n
         if ask.stage is _ANSWERING:
             self.decoding -= ask.n
-            if whole and self.rules.tpot < inf:
+            if whole and self._tpot < inf:
                 self._judge(ask, now)
         elif ask.streams:
             self.ttft.gone(ask.key, now)
@@ -314,7 +329,7 @@ class EngineBooks:
             self.unseen.pop(ask.key, None)
         if ask.produced and now - self._learned_at >= LEARN_EVERY:
             self._learned_at = now
-            self.lengths.observe(self.group(ask), ask.produced, censored=not whole)
+            self.lengths.observe((ask.model, ask.tenant), ask.produced, censored=not whole)
         if self.shed.over:
             self.shed.on_use(self.use(), now)
 
@@ -387,7 +402,7 @@ class EngineBooks:
             self.sequences += n
 
     def configure(self, rules: Rules, now: float) -> None:
-        self.rules = rules
+        self._follow(rules)
         self.kv.z = rules.z
         self.shed.configure(rules.shed, rules.ceilings, now)
         self.factor.configure(rules.scale)

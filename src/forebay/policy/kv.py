@@ -22,7 +22,6 @@ r < 16). The sums are of whole numbers, so that they do not drift: r and var are
 from __future__ import annotations
 
 from collections.abc import Hashable
-from itertools import compress
 from math import ceil, sqrt
 from typing import Final
 
@@ -57,6 +56,18 @@ class _Entry:
     blocks: int
 
 
+class _Bucket:
+    """What a bucket's answers come to, in tokens."""
+
+    __slots__ = ("answers", "private", "rest", "variance")
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.private = 0
+        self.rest = 0
+        self.variance = 0
+
+
 class KvBook:
     """Mutable state: the entries; their sums by bucket, of all and of shared prefixes; the correction by the engine's
     reports; and the rows that `peak` is read from, dropped at every change and drawn again when asked for.
@@ -67,21 +78,18 @@ class KvBook:
     __slots__ = (
         "_answers",
         "_best",
+        "_buckets",
         "_claim",
         "_correction",
-        "_counts",
         "_entries",
         "_own",
         "_prefixes",
-        "_privates",
         "_proposed",
         "_proposed_at",
         "_reported",
-        "_rests",
         "_rows",
         "_shared",
         "_variance",
-        "_variances",
         "block_size",
         "capacity_blocks",
         "z",
@@ -93,12 +101,8 @@ class KvBook:
         self.block_size = block_size
         self.capacity_blocks = capacity_blocks
         self.z = z
-        buckets = len(_INDICES)
         self._entries: dict[Hashable, _Entry] = {}
-        self._counts = [0] * buckets
-        self._privates = [0] * buckets
-        self._rests = [0] * buckets
-        self._variances = [0] * buckets
+        self._buckets = [_Bucket() for _ in _INDICES]
         self._own = 0  # blocks held now, without shared ones
         self._claim = 0  # Σ (private + r + b − 1): tokens if each grew to its end while all others stay
         self._variance = 0
@@ -173,21 +177,23 @@ class KvBook:
         self._own += blocks
         self._claim += private + rest
         self._variance += variance
-        self._counts[at] += n
-        self._privates[at] += private
-        self._rests[at] += rest
-        self._variances[at] += variance
+        sums = self._buckets[at]
+        sums.answers += n
+        sums.private += private
+        sums.rest += rest
+        sums.variance += variance
         self._rows = None
 
     def _leave(self, entry: _Entry) -> None:
-        at, private, rest, variance = entry.at, entry.private, entry.rest, entry.variance
+        private, rest, variance = entry.private, entry.rest, entry.variance
         self._own -= entry.blocks
         self._claim -= private + rest
         self._variance -= variance
-        self._counts[at] -= entry.n
-        self._privates[at] -= private
-        self._rests[at] -= rest
-        self._variances[at] -= variance
+        sums = self._buckets[entry.at]
+        sums.answers -= entry.n
+        sums.private -= private
+        sums.rest -= rest
+        sums.variance -= variance
         self._rows = None
 
     def _share(self, entry: _Entry) -> None:
@@ -237,7 +243,7 @@ class KvBook:
         """False where the peak is under this share of the capacity for certain; in O(1)."""
         room = share * self.capacity_blocks - self._shared - self._correction
         claim = self._claim + self._answers * (self.block_size - 1)
-        return claim + self.z * sqrt(self._variance) > room * self.block_size
+        return claim + self.z * sqrt(float(self._variance)) > room * self.block_size
 
     def peak_with(
         self,
@@ -311,7 +317,7 @@ class KvBook:
         room = ceiling_share * self.capacity_blocks - self._shared - self._correction
         rest = min(ceil(mean), LONGEST) if mean > 0 else 0
         claim = self._claim + self._answers * (b - 1) + n * (prompt_tokens + rest + b - 1)
-        if claim + self.z * sqrt(self._variance + n * ceil(var)) <= room * b:
+        if claim + self.z * sqrt(float(self._variance + n * ceil(var))) <= room * b:  # a float's root is C's own
             return True
         private = prompt_tokens - (min(shared_tokens, prompt_tokens) // b * b if shared_tokens else 0)
         if self._own + n * -(-private // b) > room:
@@ -320,24 +326,27 @@ class KvBook:
         return whole <= ceiling_share * self.capacity_blocks
 
     def _draw(self) -> list[_Row]:
-        counts, privates, rests, variances = self._counts, self._privates, self._rests, self._variances
+        buckets = self._buckets
         b, z = self.block_size, self.z
         rows: list[_Row] = []
         private = before = variance = 0
         best = 0.0
-        for at in reversed(list(compress(_INDICES, counts))):
-            count = counts[at]
+        for at in range(len(buckets) - 1, -1, -1):
+            sums = buckets[at]
+            count = sums.answers
+            if not count:
+                continue
             row = _Row()
             row.at = at
             row.edge = edge = _LAST[at]
-            private += privates[at] + count * (b - 1)
-            row.tokens = tokens = private + before * edge + rests[at]
+            private += sums.private + count * (b - 1)
+            row.tokens = tokens = private + before * edge + sums.rest
             before += count
             row.private = private
             row.answers = before
-            variance += variances[at]
+            variance += sums.variance
             row.variance = variance
-            row.root = root = sqrt(variance)
+            row.root = root = sqrt(float(variance))
             row.whole = whole = tokens + z * root
             if whole > best:
                 best = whole

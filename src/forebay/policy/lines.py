@@ -41,7 +41,7 @@ class Lines:
     statistics."""
 
     def __init__(self, rules: Rules) -> None:
-        self.rules = rules
+        self._follow(rules)
         self.lengths = Lengths()
         self.rooms: dict[str, WaitingRoom] = {}
         self.books: dict[str, EngineBooks] = {}
@@ -50,6 +50,17 @@ class Lines:
         self._lists: dict[tuple[str, ...], Candidates] = {}
         self._unbooked: list[tuple[float, Ask, float]] = []
         """What rooms and drains are not told of yet: when, who, and what it took, less than 0 where it was admitted."""
+
+    def _follow(self, rules: Rules) -> None:
+        """Rules are no compiled class: what each decision asks of them is read out once."""
+        self.rules = rules
+        self._gated: bool = rules.gated
+        self._weights = (float(rules.queue.input_weight), float(rules.queue.output_weight))
+
+    def _service(self, prompt_tokens: float, output_tokens: float) -> float:
+        """As `QueueRules.service`."""
+        of_input, of_output = self._weights
+        return of_input * prompt_tokens + of_output * output_tokens
 
     def _candidates(self, ask: Ask) -> Candidates:
         found = self._lists.get(ask.engines)

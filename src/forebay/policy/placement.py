@@ -202,7 +202,7 @@ class Placer:
 
     def _seconds(self, ask: Ask, one: EngineBooks) -> float:
         """Q of the formula."""
-        cached = ask.cached.get(one.name, 0)
+        cached = ask.cached.get(one.name, 0) if ask.cached else 0
         return (self._like or one).ttft.ideal(ask.prompt_tokens - cached, context_tokens=cached)
 
     def _set_bias(self, one: EngineBooks) -> None:
@@ -235,9 +235,9 @@ class Placer:
                 other.worked *= faded
             self._since = now
         ttft = one.ttft
-        step, sequence, *_ = ttft.coefficients
+        coefficients = ttft.coefficients
         prefill = self._seconds(ask, one) * one.slow
-        decode = ask.expected * ttft.pace * (step + one.decoding * sequence)
+        decode = ask.expected * ttft.pace * (coefficients[0] + one.decoding * coefficients[1])
         size = one.kv_tokens
         held = (ask.prompt_tokens + ask.expected / 2) / size if size else 0.0
         whole = ttft.ideal(ask.prompt_tokens) + decode * held

@@ -36,7 +36,6 @@ and the pace learn from it only where it had waited longer than predicted, as if
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from math import exp, inf, log, sqrt
 from typing import Final, NamedTuple
@@ -81,9 +80,23 @@ _AT_FIRST: Final = 0.5
 
 
 class _Flight:
-    """A request that is on the engine without a first token."""
+    """A request that is on the engine without a first token, between those dispatched right before and after it."""
 
-    __slots__ = ("at", "begin", "bound", "context", "expected", "factor", "level", "pairs", "scale", "seen", "tokens")
+    __slots__ = (
+        "after",
+        "at",
+        "before",
+        "begin",
+        "bound",
+        "context",
+        "expected",
+        "factor",
+        "level",
+        "pairs",
+        "scale",
+        "seen",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -102,6 +115,8 @@ class _Flight:
         self.pairs = pairs
         self.expected, self.bound, self.scale, self.level, self.seen = quote
         self.factor = factor
+        self.before: _Flight | None = None
+        self.after: _Flight | None = None
 
     def score(self, took: float) -> float:
         """How far beyond what was expected, in its scale."""
@@ -137,6 +152,7 @@ class TtftBook:
 
     __slots__ = (
         "_asked",
+        "_back",
         "_batch",
         "_budget",
         "_decoding",
@@ -168,8 +184,9 @@ class TtftBook:
         """By `LEVELS`."""
         self.overall = Residuals(target, prior=_PRIOR)
         """Of all levels together: for one that has seen too few."""
-        self._flights: OrderedDict[Hashable, _Flight] = OrderedDict()
+        self._flights: dict[Hashable, _Flight] = {}
         self._front: _Flight | None = None
+        self._back: _Flight | None = None
         self.tokens = 0
         """Uncached prompt tokens of all without a first token, whatever the engine has done of them."""
         self._pairs = 0.0
@@ -364,24 +381,32 @@ class TtftBook:
         quoted: Quoted | None = None,
     ) -> None:
         """`quoted`: what `predict` has just said of it. Raises ValueError where `key` is on the engine already."""
-        if key in self._flights:
-            raise ValueError(f"{key!r} was dispatched already and has no first token yet")
         if quoted is None:
             quoted = self.predict(uncached_tokens, context_tokens, now, decoding, decoding_tokens)
+        self.sent(key, uncached_tokens, context_tokens, now, decoding, quoted)
+
+    def sent(self, key: Hashable, uncached_tokens: int, context_tokens: int, now: float, n: int, quote: Quoted) -> None:
+        """As `dispatched`, beside `n` that decode; a quote that may be missing would be boxed."""
+        if key in self._flights:
+            raise ValueError(f"{key!r} was dispatched already and has no first token yet")
         tokens = uncached_tokens if uncached_tokens > 0 else 1
         pairs = tokens * (context_tokens + tokens / 2)
-        self._decoding = decoding
-        level, seen = quoted[3], quoted[4]
+        self._decoding = n
+        level, seen = quote[3], quote[4]
         self._batch = batch = seen[1] / seen[0]
         wait = 0.0
-        if decoding:
+        if n:
             coefficients = self._fit.coefficients
             wait = _WAIT * self._factor * (coefficients[0] + batch * coefficients[1])
         self._asked[level] = inf
-        flight = _Flight(now, now + wait, tokens, context_tokens, pairs, quoted, self._factor)
+        flight = _Flight(now, now + wait, tokens, context_tokens, pairs, quote, self._factor)
         self._flights[key] = flight
-        if self._front is None:
+        last = self._back
+        self._back = flight
+        if last is None:
             self._front = flight
+        else:
+            last.after, flight.before = flight, last
         self.tokens += tokens
         self._pairs += pairs
 
@@ -431,9 +456,17 @@ class TtftBook:
     def _remove(self, flight: _Flight) -> None:
         self.tokens -= flight.tokens
         self._pairs -= flight.pairs
-        if flight is self._front:
-            self._front = next(iter(self._flights.values()), None)
-            if self._front is None:
+        before, after = flight.before, flight.after
+        flight.before = flight.after = None
+        if after is not None:
+            after.before = before
+        else:
+            self._back = before
+        if before is not None:
+            before.after = after
+        else:
+            self._front = after
+            if after is None:
                 self._pairs = 0.0  # no rounding is carried on
 
     # --- learning ----------------------------------------------------------------------------------------------------

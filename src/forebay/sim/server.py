@@ -35,6 +35,7 @@ from forebay.sim.serving import Settings
 from forebay.sim.tally import LIMITS, Tally
 from forebay.wire.message import Request
 from forebay.wire.reply import Reply
+from forebay.wire.server import Handler
 from forebay.wire.tasks import Tasks
 
 log = logging.getLogger("forebay.sim")
@@ -63,7 +64,7 @@ class Outside:
     """Close every connection that is not in the middle of an answer."""
 
 
-class EngineServer:
+class EngineServer(Handler):
     """The handler of `forebay engine`, and the `House` of its face. Mutable state: the model and what it has counted
     since it last started, the requests in it, the books, the faults."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from forebay.config.models import Limits, Timeouts
 
@@ -24,7 +24,7 @@ class LimitValues:
 
     @classmethod
     def of(cls, limits: Limits) -> LimitValues:
-        return cls(**{field: getattr(limits, field) for field in cls.__slots__})
+        return cls(**{field.name: getattr(limits, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,9 @@ class Connection(Intake):
 
     # --- for Reply ---------------------------------------------------------------------------------------------------
 
+    def is_blocked(self) -> bool:
+        return self.blocked
+
     def write(self, data: bytes) -> None:
         transport = self._transport
         if transport is not None:

@@ -7,7 +7,7 @@ read; a whole request goes into `_pending`, and what cannot become one to `_refu
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ from forebay.wire.head import block, connection_names
 from forebay.wire.memo import HeadMemo, remember
 from forebay.wire.message import Peer, Request
 from forebay.wire.peer import peer_of
-from forebay.wire.reply import Reply
+from forebay.wire.reply import Outlet, Reply
 from forebay.wire.soundness import HOST, origin_form, unsound
 from forebay.wire.ticker import NEVER
 
@@ -54,7 +54,7 @@ DEAF: Final = Stage.DEAF
 LINGER: Final = Stage.LINGER
 
 
-class Intake(asyncio.Protocol, ABC):
+class Intake(Outlet):
     """The base of `Connection`, which has the methods that only raise here. Both share the state below."""
 
     __slots__ = (
@@ -109,9 +109,6 @@ class Intake(asyncio.Protocol, ABC):
         self._read_paused = False
         self._unread = b""
         self._peer: Peer | None = None
-
-    @abstractmethod
-    def write(self, data: bytes) -> None: ...
 
     @abstractmethod
     def _refuse(self, refusal: Refusal, request: Request | None) -> None: ...

@@ -20,16 +20,36 @@ MAX_HEAD: Final = 8_192
 """Longer heads are not kept: a memo is memory a connection."""
 
 
+_DIGITS: Final = 8
+_ZERO: Final = 48
+
+
+def _body_behind(data: bytes, at: int, after: bytes) -> bytes | None:
+    """What follows one to eight digits from `at` on and then `after`, where it has as many bytes as they say."""
+    length = 0
+    end = at
+    most = min(at + _DIGITS, len(data))
+    while end < most:
+        digit = data[end] - _ZERO
+        if digit < 0 or digit > 9:
+            break
+        length = 10 * length + digit
+        end += 1
+    begin = end + len(after)
+    if end == at or len(data) - begin != length or data[end:begin] != after:
+        return None
+    return data[begin:]
+
+
 class HeadMemo:
     """One head, and the request it made."""
 
-    __slots__ = ("_after", "_before", "_digits_at", "_len_after", "request")
+    __slots__ = ("_after", "_before", "_digits_at", "request")
 
     def __init__(self, before: bytes, after: bytes, request: Request) -> None:
         self._before = before
         self._after = after
         self._digits_at = len(before)
-        self._len_after = len(after)
         self.request = request
 
     def body_of(self, data: bytes) -> bytes | None:
@@ -37,15 +57,10 @@ class HeadMemo:
         at = self._digits_at
         if not data.startswith(self._before):
             return None
-        end = data.find(b"\r", at, at + 9)
-        digits = data[at:end]
-        begin = end + self._len_after
-        if end < 0 or not digits.isdigit() or len(data) - begin != int(digits) or not data.startswith(self._after, end):
-            return None
-        return data[begin:]
+        return _body_behind(data, at, self._after)
 
     def __repr__(self) -> str:
-        return f"<HeadMemo {self._digits_at + self._len_after} B>"
+        return f"<HeadMemo {self._digits_at + len(self._after)} B>"
 
 
 def remember(data: bytes, request: Request) -> HeadMemo | None:
@@ -94,15 +109,11 @@ class AnswerMemo:
         at = len(self._before)
         if self._dated:
             at += _DATE_LENGTH
-            if not data.startswith(self._middle, at):
+            end = at + len(self._middle)
+            if data[at:end] != self._middle:
                 return None
-            at += len(self._middle)
-        end = data.find(b"\r", at, at + 9)
-        digits = data[at:end]
-        begin = end + len(self._after)
-        if end < 0 or not digits.isdigit() or len(data) - begin != int(digits) or not data.startswith(self._after, end):
-            return None
-        return data[begin:]
+            at = end
+        return _body_behind(data, at, self._after)
 
     def __repr__(self) -> str:
         return f"<AnswerMemo {self._before!r} … {self._after!r}>"

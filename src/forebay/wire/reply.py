@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
+
+from mypy_extensions import mypyc_attr
 
 from forebay.errors import Refusal
 from forebay.wire.head import STATUS_LINES, block, status_line
@@ -13,15 +17,30 @@ HELD: Final = 65_536
 """Bytes."""
 
 
-class Outlet(Protocol):
-    """What a reply needs of its connection."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Outlet(asyncio.Protocol, ABC):
+    """What a reply needs of its connection. A class and no protocol of its own, which compiled code would look each
+    method up in."""
 
-    blocked: bool
+    __slots__ = ()
 
+    @abstractmethod
+    def is_blocked(self) -> bool:
+        """Whether it has no room."""
+
+    @abstractmethod
     def write(self, data: bytes) -> None: ...
+
+    @abstractmethod
     def ended(self, reply: Reply) -> None: ...
+
+    @abstractmethod
     def cut(self) -> None: ...
+
+    @abstractmethod
     def date(self) -> bytes: ...
+
+    @abstractmethod
     def raw_writer(self) -> Callable[[bytes], None] | None: ...
 
 
@@ -68,7 +87,9 @@ class Reply:
     @property
     def paused(self) -> bool:
         held = self._held
-        return self._connection is not None and (self._connection.blocked or (held is not None and len(held) > HELD))
+        return self._connection is not None and (
+            self._connection.is_blocked() or (held is not None and len(held) > HELD)
+        )
 
     def hold(self) -> None:
         """Keep what is written from now on."""
@@ -86,7 +107,7 @@ class Reply:
         if last is not None:
             self._connection = None
             last(connection)
-        elif len(held) > HELD and not connection.blocked and self.on_resume is not None:
+        elif len(held) > HELD and not connection.is_blocked() and self.on_resume is not None:
             self.on_resume()
 
     def _put(self, connection: Outlet, data: bytes) -> None:
@@ -96,7 +117,7 @@ class Reply:
             return
         was_full = len(held) > HELD
         held += data
-        if len(held) > HELD and not was_full and not connection.blocked and self.on_pause is not None:
+        if len(held) > HELD and not was_full and not connection.is_blocked() and self.on_pause is not None:
             self.on_pause()
 
     def _close(self, connection: Outlet, last: Callable[[Outlet], None]) -> None:
@@ -120,16 +141,15 @@ class Reply:
             return
         self.started = True
         request = self.request
-        data = b"%bcontent-length: %d\r\n%b%b%b%b\r\n" % (
+        data = b"%bcontent-length: %d\r\n%b%b%b%b\r\n%b" % (
             STATUS_LINES.get(status) or status_line(status),
             len(body),
             headers,
             self.extra,
             connection.date(),
             b"" if request.keep_alive else b"connection: close\r\n",
+            body if request.method != b"HEAD" else b"",
         )
-        if request.method != b"HEAD":
-            data += body
         self.sent = len(data)
         if self._held is None:
             connection.write(data)

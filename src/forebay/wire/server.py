@@ -16,9 +16,11 @@ import select
 import socket
 import ssl
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Protocol
+
+from mypy_extensions import mypyc_attr
 
 from forebay.config.models import Limits, Timeouts
 from forebay.errors import Refusal
@@ -37,21 +39,23 @@ RESERVED = 64
 __all__ = ["Handler", "Reply", "Request", "Server", "ServerCounters"]
 
 
-class Handler(Protocol):
-    """What answers requests. Both methods run on the event loop and must not block it."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Handler(ABC):
+    """What answers requests. Its methods run on the event loop and must not block it. A class and no protocol, which
+    compiled code would look each method up in."""
 
+    @abstractmethod
     def on_head(self, request: Request) -> Refusal | None:
         """Before the body is read. A Refusal is the answer, and the body is not kept."""
-        ...
 
+    @abstractmethod
     def on_request(self, request: Request, reply: Reply) -> None:
         """The body is whole. `reply` must be ended, refused or aborted, now or later."""
-        ...
 
+    @abstractmethod
     def on_refused(self, request: Request | None, refusal: Refusal) -> bytes:
         """A request was refused before `on_request`: None where not even its head was understood. Returns a header
         block to add to the answer."""
-        ...
 
 
 @dataclass(slots=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
+from typing import Final
 
-PERIOD = 0.5
+PERIOD: Final = 0.5
 """Seconds between two looks."""
 
-NEVER = float("inf")
+NEVER: Final = inf
 
 
 class Ticker:

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from forebay.api import openai
+from forebay.api import openai, reading
 from forebay.counters import Histogram
 from forebay.gateway.tap import Tap, after_words, suffix_of
 from forebay.plan.target import MAX_BODY
@@ -182,7 +182,7 @@ class Shot(WholeInParts):
         if data == b"[DONE]":
             self._done = True
             return True
-        chunk = openai.chunk(data)
+        chunk = reading.chunk(data)
         if chunk is None:
             self.fail("bad_event")
             return False
