@@ -96,7 +96,7 @@ def _serve() -> None:
 def _worker() -> None:
     import msgspec
 
-    from forebay.gateway import booking, worker
+    from forebay.gateway import open_books, worker
     from forebay.ledger.entries import Record, Reserved, Settled
     from forebay.ledger.journal import Journal, Tuning
     from forebay.ledger.journal_disk import Disk
@@ -180,7 +180,7 @@ def _worker() -> None:
             }
 
     decode = msgspec.msgpack.Decoder(Record).decode
-    vars(booking)["Journal"] = Watched
+    vars(open_books)["Journal"] = Watched
     worker.main()
 
 

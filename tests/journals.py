@@ -24,6 +24,14 @@ from forebay.ledger.tokens import Tokens
 
 WHO = ("key-1", "app", "acme", "research", "chat", "")
 LIMIT = 16 << 20
+
+
+class _Told(Journal):
+    """Says when there is something to look at."""
+
+    told: asyncio.Event
+
+
 Told = dict[str, Any]
 """Of a life that ended: `reserved` and `settled` (seq → number of the record), `committed`, `safe` (segment → bytes
 that were fsynced), `named` (segments whose names were)."""
@@ -59,10 +67,11 @@ def opened(folder: Path, boot: str = "boot-1", **changed: Any) -> Journal:
     """For the running loop. `journal.told` is an event, set at each commit and failure."""
     told = asyncio.Event()
     wanted: dict[str, Any] = {"currency": "USD", "limit_bytes": LIMIT, "disk": Disk()} | changed
-    journal = Journal.open(
+    journal = _Told.open(
         folder, boot=boot, loop=asyncio.get_running_loop(), on_committed=lambda _: told.set(), **wanted
     )
-    journal.told = told  # type: ignore[attr-defined]
+    assert isinstance(journal, _Told)
+    journal.told = told
     return journal
 
 
@@ -73,7 +82,8 @@ async def committed(journal: Journal, number: int) -> None:
 
 async def until(journal: Journal, true: Callable[[], bool]) -> None:
     """Wait for something that a commit or a failure makes true."""
-    told: asyncio.Event = journal.told  # type: ignore[attr-defined]
+    assert isinstance(journal, _Told)
+    told = journal.told
     async with asyncio.timeout(20):
         while not true():
             told.clear()

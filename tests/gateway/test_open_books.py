@@ -11,7 +11,7 @@ import pytest
 from tests.pure import pure
 
 from forebay.config.models import Config
-from forebay.gateway.booking import open_books
+from forebay.gateway.open_books import open_books
 from forebay.ledger.journal_format import segment_file, segments
 from forebay.ledger.journal_read import find
 from forebay.ledger.pricing import PriceBook
@@ -69,8 +69,10 @@ async def test_only_what_is_said_of_its_own_journal_makes_it_safe_in_the_databas
 async def test_that_a_stream_has_begun_is_noted_before_the_first_second_is_over(tmp_path: Path) -> None:
     config = Config.model_validate({"state_dir": str(tmp_path)})
     folder = journal_folder(tmp_path, 0)
-    pure_books = pure("forebay.gateway.booking").open_books  # compiled, it refuses the double below
-    booking = pure_books(config, PriceBook(), 0, asyncio.get_running_loop())
+    # Compiled, it would refuse the double below.
+    booking = pure("forebay.gateway.booking", "forebay.gateway.open_books").open_books(
+        config, PriceBook(), 0, asyncio.get_running_loop()
+    )
     journal = booking.journal
     begun, waits = reservation(journal), reservation(journal)
     for one in (begun, waits):

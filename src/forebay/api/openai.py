@@ -155,6 +155,13 @@ class Usage(msgspec.Struct, frozen=True):
     """Perplexity's and SGLang's."""
 
     def __post_init__(self) -> None:
+        prompt, answer, total = self.prompt_tokens, self.completion_tokens, self.total_tokens
+        if (
+            (prompt is None or 0 <= prompt <= MOST_TOKENS)
+            and (answer is None or 0 <= answer <= MOST_TOKENS)
+            and (total is None or 0 <= total <= MOST_TOKENS)
+        ):
+            return
         for name in _COUNTS:
             value: int | None = getattr(self, name)
             if value is not None and not -MOST_TOKENS <= value <= MOST_TOKENS:

@@ -36,13 +36,13 @@ from forebay.gateway import callers, forwarding
 from forebay.gateway.admission_view import REASONS as SHED_REASONS
 from forebay.gateway.admitting import REASONS, Admitting
 from forebay.gateway.app import Gateway
-from forebay.gateway.booking import open_books
 from forebay.gateway.cache_telemetry import CacheTelemetry
 from forebay.gateway.caching import Caching
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.logs import LogWriter, RequestLog
+from forebay.gateway.open_books import open_books
 from forebay.gateway.prefix_watch import PromptWatch
 from forebay.gateway.telemetry import Telemetry, histogram_snapshot
 from forebay.ledger.pricing import PriceBook

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator
 from time import monotonic, time
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from forebay import errors
 from forebay.config.engine import Role
 from forebay.config.ledger import Durability, Ledger, WhenFull
-from forebay.config.models import Config
 from forebay.counters import Counter, counters
 from forebay.errors import Outcome
 from forebay.gateway.accounting import NOTHING, Count
@@ -32,12 +30,10 @@ from forebay.ledger.enginepricing import ORDINARY, Dearest, EnginePrices
 from forebay.ledger.entries import Hit, How, Progress, Reserved, Settled
 from forebay.ledger.gates import known_as
 from forebay.ledger.journal import Journal, JournalFull, Open, State
-from forebay.ledger.journal_format import JournalCorrupt
-from forebay.ledger.journal_read import last_number
 from forebay.ledger.legprices import leg_price
 from forebay.ledger.pricing import Price, PriceBook, price_from
 from forebay.ledger.tokens import NO_TOKENS, Tokens
-from forebay.state.messages import Committed, FamilySnapshot, Follow, journal_folder
+from forebay.state.messages import Committed, FamilySnapshot, Follow
 
 log = logging.getLogger("forebay.worker")
 
@@ -156,7 +152,7 @@ class Booking:
             x.prompt(),
             min((most_of(body) or 0) * answers_of(body), _MOST_TOKENS),
             x.held.full_cost if x.held is not None else 0,
-            journal.price_no(price.id, price.as_json) if price is not None else 0,
+            self._price_no(price),
         )
         try:
             x.position = journal.reserve(reserved)
@@ -169,7 +165,7 @@ class Booking:
         journal, now = self.journal, time()
         leg = Leg(journal.next_seq(), self.price_of(handle, x.entry.target, now), monotonic())
         price = leg.price
-        number = journal.price_no(price.id, price.as_json) if price is not None else 0
+        number = self._price_no(price)
         reserved = self._reserved(x, leg.seq, now, handle.name, x.prompt(), 0, 0, number)
         try:
             x.position = journal.reserve(reserved)
@@ -215,7 +211,7 @@ class Booking:
             x.first_seq,
             now,
             x.request_id.decode("latin-1"),
-            self.journal.account_no(*caller.account),
+            self.journal.account_of(caller.account),
             front.route.name,
             x.entry.name,
             x.entry.target,
@@ -258,6 +254,13 @@ class Booking:
         prices += [maker.in_tier(entry.target, at, tier) for maker in makers]
         known = [price for price in prices if price is not None]
         return Dearest(known) if known and len(known) == len(prices) else None
+
+    def _price_no(self, price: Price | None) -> int:
+        """As the journal says it; 0 for none."""
+        if price is None:
+            return 0
+        journal = self.journal
+        return journal.price_known(price.id) or journal.price_no(price.id, price.as_json)
 
     def _money_of(self, model: str) -> Counter:
         """Most requests are for the same model again."""
@@ -341,7 +344,7 @@ class Booking:
                     count.tokens,
                     how,
                     cost,
-                    self.journal.price_no(price.id, price.as_json) if price is not None else 0,
+                    self._price_no(price),
                     outcome,
                     first - x.received_at if first else 0.0,
                     monotonic() - x.received_at,
@@ -461,38 +464,6 @@ class Booking:
 
     def __repr__(self) -> str:
         return f"<Booking {len(self._waiting)} waiting, safe up to {self.safe:,}, {self.journal!r}>"
-
-
-def open_books(config: Config, prices: PriceBook, index: int, loop: asyncio.AbstractEventLoop) -> Booking:
-    """With what an earlier life of this worker left open settled. Blocks for a moment. Raises JournalError.
-
-    A segment that is damaged is set aside, for somebody to look at: a gateway that does not start serves nobody."""
-    section, folder = config.ledger, journal_folder(config.state_dir, index)
-
-    def journal() -> Journal:
-        return Journal.open(
-            folder,
-            currency=section.currency,
-            boot=secrets.token_hex(8),
-            limit_bytes=section.journal_bytes,
-            loop=loop,
-            on_committed=lambda position: booking.committed(position),
-        )
-
-    lived, opened = folder.exists() and last_number(folder) > 0, None
-    while opened is None:  # at most once a segment
-        try:
-            opened = journal()
-        except JournalCorrupt as e:
-            if (aside := e.give_up()) is None:
-                raise
-            log.error("%s. It is set aside as %s", e, aside)
-    booking = Booking(section, opened, prices, loop)
-    booking.lived = lived
-    orphans = booking.recover()
-    if orphans:
-        log.warning("%d attempts were under way when this worker last ended; they are settled as estimated", orphans)
-    return booking
 
 
 def _tier_of(x: Attempts) -> str:

@@ -26,7 +26,6 @@ from forebay.config.models import Config, ServerTLS
 from forebay.gateway import logs
 from forebay.gateway.admitting import Admitting, rules_of
 from forebay.gateway.app import Gateway
-from forebay.gateway.booking import open_books
 from forebay.gateway.caching import Caching
 from forebay.gateway.callers import Callers
 from forebay.gateway.control import Control
@@ -34,6 +33,7 @@ from forebay.gateway.exact import ExactCounts
 from forebay.gateway.fleet import Fleet
 from forebay.gateway.holding import Holding
 from forebay.gateway.kv_events import KvFeeds, ToPolicy
+from forebay.gateway.open_books import open_books
 from forebay.gateway.prefix_watch import PromptWatch
 from forebay.gateway.recorder import Recorder, recorded
 from forebay.gateway.telemetry import Telemetry

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
+from mypy_extensions import mypyc_attr
 
 from forebay.errors import Outcome
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Reserved, Settled
@@ -39,12 +40,15 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 SEQ_LEAP: Final = 1 << 20
 """What `seq` skips at each start: more than were ever reserved without being on disk, so that none is used again after
 the machine lost them (`Tuning.memory_bytes` holds fewer)."""
+Who = tuple[str, str, str, str, str, str]
+"""Key, its name, organisation, department, project, user."""
 _ENDS: Final = 4_096
 """Groups that `ingested` can tell apart, the newest: 20 seconds of them, or more."""
 RETRY_MOST: Final = 5.0
 """Seconds between two tries while the disk fails, doubling up to this."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Journal:
     """For one event loop. `open` blocks; nothing else does.
 
@@ -179,10 +183,13 @@ class Journal:
 
     def account_no(self, key: str, key_name: str, organisation: str, department: str, project: str, user: str) -> int:
         """`Account.n`, for records that are appended before the loop runs anything else."""
-        who = (key, key_name, organisation, department, project, user)
+        return self.account_of((key, key_name, organisation, department, project, user))
+
+    def account_of(self, who: Who) -> int:
+        """The same."""
         n = self._accounts.numbers.get(who)
         if n is None:
-            n = self._accounts.define(who, lambda n: _encode(Account(n, *who)))
+            n = self._define_account(who)
             self._append(self._accounts.said[n])
         return n
 
@@ -190,9 +197,14 @@ class Journal:
         """`Priced.n` of the price named `id_`, likewise. `snapshot` is called where it was not said yet."""
         n = self._prices.numbers.get(id_)
         if n is None:
-            n = self._prices.define(id_, lambda n: _encode(Priced(n, snapshot())))
+            n = self._define_price(id_, snapshot())
             self._append(self._prices.said[n])
         return n
+
+    def price_known(self, id_: Hashable) -> int:
+        """The same, of a price that was said; 0: it was not."""
+        n = self._prices.numbers.get(id_)
+        return 0 if n is None else n
 
     def reserve(self, reserved: Reserved) -> int:
         """Its number: it is on disk once `committed` has come to it. Raises JournalFull."""
@@ -462,15 +474,21 @@ class Journal:
             raise JournalFull(f"the journal's disk fails ({self.why or 'no answer'}), and {self._waiting} bytes wait")
         raise JournalFull(f"{self.on_disk} bytes of the journal are not in the database yet")
 
+    def _define_account(self, who: Who) -> int:
+        return self._accounts.define(who, lambda n: _encode(Account(n, *who)))
+
+    def _define_price(self, id_: Hashable, snapshot: bytes) -> int:
+        return self._prices.define(id_, lambda n: _encode(Priced(n, snapshot)))
+
     def _adopt(self, one: Open) -> Open:
         """An orphan in this life's numbers."""
         a, price = one.account, one.price
         who = (a.key, a.key_name, a.organisation, a.department, a.project, a.user)
         account_n, price_n = self._accounts.numbers.get(who), self._prices.numbers.get(price) if price else 0
         if account_n is None:
-            account_n = self._accounts.define(who, lambda n: _encode(Account(n, *who)))
+            account_n = self._define_account(who)
         if price_n is None:
-            price_n = self._prices.define(price, lambda n: _encode(Priced(n, price)))
+            price_n = self._define_price(price, price)
         reserved = msgspec.structs.replace(one.reserved, account=account_n, price=price_n)
         self._open[reserved.seq] = (_encode(reserved), account_n, price_n)
         if one.delivered:

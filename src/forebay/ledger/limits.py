@@ -32,31 +32,47 @@ class Why(StrEnum):
     UNPRICED = "unpriced"  # a limit of money, and no price is known
 
 
-@dataclass(eq=False, slots=True)
 class Held:
     """What one request holds."""
 
-    meters: Meters
-    n: int
-    open: bool = True
-    full: int = 0
-    """Tokens: the prompt and the most of an answer."""
-    guess: int = 0
-    """Tokens: the prompt and the predicted answer."""
-    rate: int = 0
-    """Tokens that rates hold, but those that hold the predicted."""
-    full_cost: int = 0
-    guess_cost: int = 0
-    max_tokens: int | None = None
-    """What the request's max_tokens must be set to; None: it stays as it is."""
-    lowered_by: str = ""
-    """The rule that asks for it."""
-    degrade_class: str = ""
-    """The class that a soft limit lowers the request to; "": none does."""
-    degrade_model: str = ""
-    """The model that a soft limit wants instead: release this and hold for that one, with `degraded`."""
-    warnings: tuple[str, ...] = ()
-    """Soft limits it is over, by name, and those of money that cannot count it for want of a price."""
+    __slots__ = (
+        "degrade_class",
+        "degrade_model",
+        "full",
+        "full_cost",
+        "guess",
+        "guess_cost",
+        "lowered_by",
+        "max_tokens",
+        "meters",
+        "n",
+        "open",
+        "rate",
+        "warnings",
+    )
+
+    def __init__(self, meters: Meters, n: int) -> None:
+        self.meters = meters
+        self.n = n
+        self.open = True
+        self.full = 0
+        """Tokens: the prompt and the most of an answer."""
+        self.guess = 0
+        """Tokens: the prompt and the predicted answer."""
+        self.rate = 0
+        """Tokens that rates hold, but those that hold the predicted."""
+        self.full_cost = 0
+        self.guess_cost = 0
+        self.max_tokens: int | None = None
+        """What the request's max_tokens must be set to; None: it stays as it is."""
+        self.lowered_by = ""
+        """The rule that asks for it."""
+        self.degrade_class = ""
+        """The class that a soft limit lowers the request to; "": none does."""
+        self.degrade_model = ""
+        """The model that a soft limit wants instead: release this and hold for that one, with `degraded`."""
+        self.warnings: tuple[str, ...] = ()
+        """Soft limits it is over, by name, and those of money that cannot count it for want of a price."""
 
     def __repr__(self) -> str:
         return f"<Held {self.n} {self.full} tokens {self.full_cost} nano{'' if self.open else ', closed'}>"

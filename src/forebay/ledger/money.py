@@ -17,8 +17,8 @@ MOST: Final = 1 << 62
 
 def rounded(numerator: int, denominator: int) -> int:
     """`numerator / denominator`, half to even; `denominator` > 0."""
-    whole, rest = divmod(numerator, denominator)
-    twice = 2 * rest
+    whole = numerator // denominator
+    twice = 2 * (numerator - whole * denominator)
     if twice > denominator or (twice == denominator and whole & 1):
         return whole + 1
     return whole
