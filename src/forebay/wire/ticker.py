@@ -7,7 +7,10 @@ ticker looks at all of them a few times a second: a time-out never fires early, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+
+log = logging.getLogger("forebay.wire")
 
 PERIOD = 0.5
 """Seconds between two looks."""
@@ -46,4 +49,7 @@ class Ticker:
         now = self._loop.time()
         self.now = now + PERIOD
         for sweep in tuple(self._sweepers):
-            sweep(now)
+            try:
+                sweep(now)
+            except Exception:  # the others' time-outs are not its to hold up
+                log.exception("a look at time-outs failed")
