@@ -49,10 +49,16 @@ def tokens_of(usage: Usage, hidden_thoughts: bool = False) -> tuple[Tokens, str]
         prompt, answer, note = max(prompt, 0), max(answer, 0), NEGATIVE
     if prompt >= MOST_TOKENS or answer >= MOST_TOKENS:
         note = ABSURD
-    cached = written = long = audio_in = images = thought = audio_out = 0
-    more = usage.prompt_tokens_details
-    if more is not None:
-        for name, value in more.items():
+    cached: Any = 0  # as said, of any type: compiled, an int takes nothing else
+    written: Any = 0
+    long: Any = 0
+    audio_in: Any = 0
+    images: Any = 0
+    thought: Any = 0
+    audio_out: Any = 0
+    before = usage.prompt_tokens_details
+    if before is not None:
+        for name, value in before.items():
             if value:
                 if name == "cached_tokens":
                     cached = value
@@ -64,9 +70,9 @@ def tokens_of(usage: Usage, hidden_thoughts: bool = False) -> tuple[Tokens, str]
                     images = value
                 elif name == "cache_creation_token_details":
                     long = _long(value)
-    more = usage.completion_tokens_details
-    if type(more) is dict:
-        thought, audio_out = more.get("reasoning_tokens") or 0, more.get("audio_tokens") or 0
+    after: Any = usage.completion_tokens_details
+    if type(after) is dict:
+        thought, audio_out = after.get("reasoning_tokens") or 0, after.get("audio_tokens") or 0
     if not cached:
         cached = usage.prompt_cache_hit_tokens or usage.cached_beside or 0
     if not thought and usage.reasoning_tokens:
