@@ -346,6 +346,7 @@ TALK = {"role": "assistant", "content": "x"}
         (unary({"content": None, "function_call": {"name": "f", "arguments": "{"}}, "function_call"), Unfit.TOOL_CALL),
         (unary(choices=["x"]), Unfit.UNREADABLE),
         (unary("x"), Unfit.UNREADABLE),  # type: ignore[arg-type]
+        (unary(""), Unfit.EMPTY),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_not_whole_is_not_kept(body: bytes, why: Unfit) -> None:

@@ -13,7 +13,7 @@ from e2e.gateway import Gateway
 
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
-MODELS = "away, forebay-sim, raw, raw-alias, raw-below, raw-set, raw-vendor, twin"
+MODELS = "away, forebay-sim, gpt-5, raw, raw-alias, raw-below, raw-counted, raw-set, raw-vendor, twin"
 
 
 def check(answer: Answer, status: int, code: str, message: str, param: str | None = None) -> None:

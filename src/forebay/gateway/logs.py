@@ -56,7 +56,8 @@ class LogWriter:
             view = memoryview(piece)
             while view:
                 try:
-                    view = view[os.write(self._fd, view) :]
+                    written = os.write(self._fd, view)  # not within the slice, where mypyc would do it twice
+                    view = view[written:]
                 except BlockingIOError:
                     time.sleep(0.05)  # somebody made our standard error non-blocking
                 except OSError:

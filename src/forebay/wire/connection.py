@@ -268,7 +268,10 @@ class Connection(Intake):
         self._pending = None
         self._last_words = None
         if reply is not None:
-            reply.gone()
+            try:
+                reply.gone()
+            except Exception as e:  # the connection is to leave the server all the same
+                self.server.failed(e)
             self.server.counters.bytes_out += reply.sent
 
     def _refuse(self, refusal: Refusal, request: Request | None) -> None:

@@ -7,9 +7,12 @@ ticker looks at all of them a few times a second: a time-out never fires early, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from math import inf
 from typing import Final
+
+log = logging.getLogger("forebay.wire")
 
 PERIOD: Final = 0.5
 """Seconds between two looks."""
@@ -48,4 +51,7 @@ class Ticker:
         now = self._loop.time()
         self.now = now + PERIOD
         for sweep in tuple(self._sweepers):
-            sweep(now)
+            try:
+                sweep(now)
+            except Exception:  # the others' time-outs are not its to hold up
+                log.exception("a look at time-outs failed")

@@ -385,7 +385,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep = True
         sink = self._free()
         if sink is not None:
-            sink.on_whole(memo, body)
+            try:
+                sink.on_whole(memo, body)
+            except Exception as e:
+                _failed(sink, e)
         return True
 
     def _detach(self) -> Sink | None:
@@ -424,12 +427,16 @@ class UpstreamConnection(asyncio.Protocol):
     def _finish(self, *, reusable: bool = True) -> None:
         sink = self._free(reusable=reusable)
         if sink is not None:
-            sink.on_end()
+            try:
+                sink.on_end()
+            except Exception as e:
+                _failed(sink, e)
 
     def _misparsed(self, error: Exception) -> None:
         if isinstance(error, httptools.HttpParserCallbackError) and error.__context__ is not None:
-            log.error("handling an engine's answer failed", exc_info=error.__context__)
-            self._fail(Failure.CUT, "its answer could not be handled")
+            sink = self._detach()
+            self.drop()
+            _failed(sink, error.__context__)
         elif self._done:
             self._finish(reusable=False)  # more bytes than the answer has
         else:
@@ -447,6 +454,14 @@ class UpstreamConnection(asyncio.Protocol):
 
 _CHUNKED: Final = -1
 _NOTHING: Final = (b"", b"")
+
+
+def _failed(sink: Sink | None, error: BaseException) -> None:
+    """A sink could not handle its answer: it is told, since its connection is not its own any more and nobody else
+    would end it."""
+    log.error("handling an engine's answer failed", exc_info=error)
+    if sink is not None:
+        sink.on_fail(Failure.CUT, "its answer could not be handled")
 
 
 def _because(exc: Exception | None) -> str:
