@@ -21,7 +21,7 @@ from forebay.wire.memo import AnswerMemo
 from forebay.wire.message import Request
 from forebay.wire.pool import Origin, Pool
 from forebay.wire.reply import Reply
-from forebay.wire.server import Server
+from forebay.wire.server import Handler, Server
 from forebay.wire.tasks import Tasks
 from forebay.wire.ticker import Ticker
 from forebay.wire.upstream import Call, Failure, Tap
@@ -33,7 +33,7 @@ class Fault(Exception):
     """Of the handler's own."""
 
 
-class Handler:
+class Fails(Handler):
     """Fails where the path says."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def test_a_handler_that_fails_is_a_500_and_the_next_client_is_served(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     async def story() -> None:
-        async with served(tmp_path, Handler()) as (_, connect):
+        async with served(tmp_path, Fails()) as (_, connect):
             reader, writer = await connect()
             writer.write(POST % f"/{where}".encode())
             assert b" 500 " in await reader.readline()
@@ -116,7 +116,7 @@ def test_an_answer_whose_handler_fails_midway_is_cut_and_does_not_look_whole(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        async with served(tmp_path, Handler()) as (_, connect):
+        async with served(tmp_path, Fails()) as (_, connect):
             reader, writer = await connect()
             writer.write(POST % b"/begun")
             said = await reader.read()
@@ -131,7 +131,7 @@ def test_a_remembered_head_that_fails_is_logged_and_its_connection_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        handler = Handler()
+        handler = Fails()
         async with served(tmp_path, handler) as (server, connect):
             reader, writer = await connect()
             for _ in range(2):
@@ -152,7 +152,7 @@ def test_a_connection_leaves_the_house_whatever_its_client_s_leaving_does(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        async with served(tmp_path, Handler()) as (server, _):
+        async with served(tmp_path, Fails()) as (server, _):
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(tmp_path / "s"))
                 client.sendall(POST % b"/gone")
