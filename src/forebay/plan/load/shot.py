@@ -49,6 +49,8 @@ class Shot(WholeInParts):
         "_framer",
         "_owner",
         "_status",
+        "_tap",
+        "_tapped",
         "began",
         "cached_tokens",
         "call",
@@ -87,6 +89,8 @@ class Shot(WholeInParts):
         self._coded = False
         self._done = False
         self._ending = b""
+        self._tap: Tap | None = None
+        self._tapped = 0
 
     @property
     def heard_at(self) -> float:
@@ -212,14 +216,17 @@ class Shot(WholeInParts):
         if suffix is None:
             self.call.begin()
             return
-        tap = Tap(Histogram(()), now)
+        tap = self._tap = Tap(Histogram(()), now)
         tap.learn(suffix)
         tap.write_to(self._taken)
         self.call.begin(tap)
 
-    def _taken(self, chunk: bytes) -> None:
-        """A chunk that holds one event of words."""
-        self._content(monotonic(), 1)
+    def _taken(self, _: bytes) -> None:
+        """Chunks that hold one event of words each."""
+        tap = self._tap
+        assert tap is not None
+        before, self._tapped = self._tapped, tap.events
+        self._content(monotonic(), tap.events - before)
 
     def _content(self, now: float, n: int) -> None:
         """`n` content events have come at once."""
