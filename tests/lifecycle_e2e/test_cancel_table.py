@@ -139,7 +139,7 @@ def house() -> Iterator[House]:
         config = config_of(
             where / "state",
             retries={"budget": 1.0},
-            timeouts={"connect": 1.0},
+            timeouts={"connect": 60.0},
             logging={"format": "json"},
             admission={"enabled": True, "ttft": patient, "wait": patient},
         )
