@@ -366,7 +366,10 @@ class Admitting:
         for ask, decision in found:
             x: Exchange | None = ask.tag
             if x is not None and x.ask is ask:
-                self._carry_out(x, ask, decision, now)
+                try:
+                    self._carry_out(x, ask, decision, now)
+                except Exception as e:  # the others are to hear theirs
+                    x.fell(e)
 
     def _wake(self) -> None:
         self._timer = None

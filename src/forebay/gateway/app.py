@@ -365,10 +365,13 @@ class Gateway(Handler):
             body, front, payload, held = asked.body, asked.front, asked.payload, asked.held
         x = self.made(request, reply, front, request_id, body, entry, payload, now)
         x.held, x.prompt_tokens, x.counted = held, prompt, counted
-        if self.caching is not None and self.caching.on and route.streams:
-            self.caching.begin(x, whole)
-        else:
-            x.go()
+        try:
+            if self.caching is not None and self.caching.on and route.streams:
+                self.caching.begin(x, whole)
+            else:
+                x.go()
+        except Exception as e:
+            x.fell(e)
 
     def made(
         self,

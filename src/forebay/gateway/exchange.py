@@ -9,6 +9,7 @@ connection, the slot on the engine, its place among the live) is given back ther
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import abstractmethod
 from time import monotonic
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from forebay.wire.inflate import CODINGS, InflateFailed, Inflater
 from forebay.wire.memo import AnswerMemo
 from forebay.wire.upstream import Failure
 
+log = logging.getLogger("forebay.worker")
 _UNREACHED: Final = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.TLS})
 # Reading a member off an Enum class is slow.
 _QUEUE: Final = Event.QUEUE
@@ -36,6 +38,7 @@ _FIRST_TOKEN: Final = Event.FIRST_TOKEN
 _REFUSE: Final = Event.REFUSE
 _SETTLE: Final = Event.SETTLE
 _QUEUED: Final = State.QUEUED
+_RECEIVED: Final = State.RECEIVED
 _SETTLED: Final = State.SETTLED
 _OK: Final = Outcome.OK
 # The stretch that most requests walk last, looked up once.
@@ -177,8 +180,12 @@ class Exchange(Attempts):
             self._place(refusal)
 
     def _place_late(self, refusal: Refusal) -> None:
-        if self.state is HELD:  # it may have been ended meanwhile
+        if self.state is not HELD:  # it was ended meanwhile
+            return
+        try:
             self._place(refusal)
+        except Exception as e:
+            self.fell(e)
 
     def move(self, refusal: Refusal) -> None:
         """Its engine has fallen silent: before the first byte it goes to another, where it may; else it waits on."""
@@ -245,6 +252,12 @@ class Exchange(Attempts):
             self.on_end()
 
     def on_fail(self, failure: Failure, detail: str) -> None:
+        try:
+            self._failed(failure, detail)
+        except Exception as e:
+            self.fell(e)
+
+    def _failed(self, failure: Failure, detail: str) -> None:
         self.count_failure(failure.value)
         if self.legs is not None:
             self.legs.decode_failed(failure)
@@ -343,6 +356,15 @@ class Exchange(Attempts):
         self.account()
         self.reply.abort()
         self._settle(refusal.outcome)
+
+    def fell(self, error: Exception) -> None:
+        """A fault of ours, where nobody else would end it."""
+        shown = self.request_id.decode("latin-1")
+        log.error("request %s could not be handled", shown, exc_info=error)
+        if self.state is _RECEIVED:
+            self.enter()
+        end = self.cut if self.reply.started else self.refuse
+        end(errors.internal(shown))
 
     def end_with(self, refusal: Refusal) -> None:
         """From outside: "stop generating", or the drain's deadline."""
