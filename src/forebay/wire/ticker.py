@@ -1,7 +1,8 @@
 """One coarse clock for every time-out of an event loop.
 
 A timer a connection costs more than the bytes it guards. So a deadline is a float on the object it belongs to, and the
-ticker looks at all of them a few times a second: a time-out never fires early, and at most two periods late.
+ticker looks at all of them a few times a second: a time-out never fires early, and at most two periods late. Where the
+whole process stood still (a host that is paused, or far too busy), it is a period more: what came meanwhile is read first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Ticker:
         self._loop = loop
         self._sweepers: dict[Callable[[float], None], None] = {}  # in the order they came
         self._handle: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._late = False
         self.now = loop.time() + PERIOD
 
     def add(self, sweeper: Callable[[float], None]) -> None:
@@ -38,7 +41,8 @@ class Ticker:
         self._sweepers.pop(sweeper, None)
 
     def start(self) -> None:
-        self.now = self._loop.time() + PERIOD
+        self._late = False
+        self.now = self._due = self._loop.time() + PERIOD
         self._handle = self._loop.call_later(PERIOD, self._tick)
 
     def stop(self) -> None:
@@ -49,7 +53,11 @@ class Ticker:
     def _tick(self) -> None:
         self._handle = self._loop.call_later(PERIOD, self._tick)
         now = self._loop.time()
-        self.now = now + PERIOD
+        late = not self._late and now - self._due > PERIOD
+        self._late = late
+        self.now = self._due = now + PERIOD
+        if late:  # a loop runs its timers before it reads: the silence may be its own
+            return
         for sweep in tuple(self._sweepers):
             try:
                 sweep(now)
