@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from forebay.admin.outbox import Outbox
 from forebay.clock import SystemClock
 from forebay.config.alerts import Alerts, Every, Severity
 from forebay.ledger.alerts import Alert, Scope, Window, alert_id
+from ports import free_port
 from stack import self_signed
 from waiting import eventually
 
@@ -194,9 +194,7 @@ def test_a_receiver_that_was_long_away_is_told_what_was_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is down: nothing listens. The queue holds four; the oldest are dropped, but the one that is being tried."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     path = tmp_path / "alerts.json"
     section = rules({"name": "ops", "url": f"http://127.0.0.1:{port}/", "secret": SECRET}, queue=4)
 

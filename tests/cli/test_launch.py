@@ -21,16 +21,11 @@ import pytest
 from forebay.cli.launch_log import EngineLog, file_name
 from forebay.cli.main import run
 from forebay.engines.launching.hints import hint
+from ports import free_port
 from stack import Lines, call, folder
 from waiting import eventually
 
 FAKE = [sys.executable, str(Path(__file__).parents[1] / "fake_engine.py")]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def entry(name: str, fake: dict[str, Any] | None = None, **launch: Any) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from ports import free_port
 from stack import Engine, Forebay, stack
 
 
@@ -24,11 +24,10 @@ class House:
 
 @pytest.fixture(scope="session")
 def house() -> Iterator[House]:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        dead_port = closed.getsockname()[1]
+    dead_port = free_port()
     config = {
         "limits": {"body_bytes": 200_000},
-        "timeouts": {"first_byte": 2.0},
+        "timeouts": {"first_byte": 5.0},
         "models": {"forebay-sim": {"aliases": ["the-alias"]}},
     }
     with stack("--decode-rate", "500", **config) as (forebay, engine):

@@ -23,6 +23,7 @@ from forebay.engines import local
 from forebay.engines.base import EngineReport
 from forebay.engines.registry import adapter
 from forebay.sim.options import parser
+from ports import free_port
 from waiting import eventually
 
 CHAT = "/v1/chat/completions"
@@ -159,12 +160,6 @@ class Emulated(Server):
 
 
 # --- real ------------------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @dataclass

@@ -17,12 +17,7 @@ from pathlib import Path
 import pytest
 
 from forebay.engines import local
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+from ports import free_port
 
 
 @pytest.fixture(scope="module")

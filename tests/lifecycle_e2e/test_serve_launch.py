@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,19 +12,18 @@ from typing import Any
 
 import psutil
 
+from ports import free_port
 from stack import Forebay, call, chat, config_of, folder
 from waiting import eventually
 
 
 def config(where: Path, **launch: Any) -> dict[str, Any]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     entry = {
         "name": "started",
         "kind": "vllm",
         "health_interval": 0.2,
         "launch": {
-            "model": "forebay-sim", "port": port, "max_num_seqs": 8, "report": False,
+            "model": "forebay-sim", "port": free_port(), "max_num_seqs": 8, "report": False,
             "command": [sys.executable, "-m", "forebay.sim.main"], **launch,
         },
     }  # fmt: skip

@@ -15,6 +15,7 @@ import zmq
 
 from engine_process import EngineProcess
 from forebay.sim.kv import BlockPool
+from ports import free_port
 
 
 class Stored(msgspec.Struct, tag="BlockStored"):
@@ -93,13 +94,6 @@ def reading(address: str, kind: Any) -> Iterator[Reader]:
         subscriber.setsockopt(zmq.SUBSCRIBE, b"")
         subscriber.connect(address)
         yield Reader(subscriber, kind)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("shape", ["map", "array"])
