@@ -133,7 +133,7 @@ class FakeWorker:
                     case other:
                         raise AssertionError(other)
 
-    def keys(self, wanted: Callable[[SetKeys], bool] = lambda keys: True, within: float = 20.0) -> SetKeys:
+    def keys(self, wanted: Callable[[SetKeys], bool] = lambda keys: True, within: float = 60.0) -> SetKeys:
         """The first pushed list that is as wanted."""
         with self.changed:
             assert self.changed.wait_for(lambda: any(wanted(k) for k in self.lists), within), self.lists
@@ -249,14 +249,14 @@ class Admin:
     def kill(self, number: int = signal.SIGKILL) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         self.channel.close()
         return code
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(20)
+            self.process.wait(60)
         if self.process is not None:
             self.channel.close()
         self.sock.close()

@@ -86,11 +86,11 @@ class HookServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hooks/T0123456789"
 
-    def wait(self, count: int, within: float = 20.0) -> list[Got]:
+    def wait(self, count: int, within: float = 60.0) -> list[Got]:
         """What came, once that is so many."""
         return self.wait_for(lambda got: len(got) >= count, within)
 
-    def wait_for(self, wanted: Callable[[list[Got]], bool], within: float = 20.0) -> list[Got]:
+    def wait_for(self, wanted: Callable[[list[Got]], bool], within: float = 60.0) -> list[Got]:
         with self.changed:
             assert self.changed.wait_for(lambda: wanted(self.got), within), [g.body for g in self.got]
             return list(self.got)

@@ -53,13 +53,13 @@ class EngineProcess:
 
     def stop(self) -> int:
         self.process.terminate()
-        code = self.process.wait(10)
+        code = self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
 
     def ask(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 20
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 60
     ) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
@@ -71,7 +71,7 @@ class EngineProcess:
         finally:
             connection.close()
 
-    def chat(self, text: str = "hi", *, fault: str | None = None, timeout: float = 20, **more: Any) -> Answer:
+    def chat(self, text: str = "hi", *, fault: str | None = None, timeout: float = 60, **more: Any) -> Answer:
         headers = {} if fault is None else {"x-forebay-fault": fault}
         messages = [{"role": "user", "content": text}]
         return self.ask("POST", "/v1/chat/completions", {"messages": messages, **more}, headers, timeout)
@@ -100,14 +100,14 @@ class EngineProcess:
         head += f"X-Forebay-Fault: {fault}\r\n" if fault else ""
         head += f"X-Request-Id: {request_id}\r\n" if request_id else ""
         sock = socket.socket()
-        sock.settimeout(20)
+        sock.settimeout(60)
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.connect(("127.0.0.1", self.port))
         sock.sendall(head.encode() + b"\r\n" + body)
         return sock
 
-    def until(self, wanted: Callable[[Any], bool], seconds: float = 5) -> Any:
+    def until(self, wanted: Callable[[Any], bool], seconds: float = 60) -> Any:
         """The books once they are as wanted."""
         deadline = time.monotonic() + seconds
         while not wanted(books := self.books()):

@@ -79,13 +79,13 @@ class ScriptedHelper:
 
     def hears(self, kind: type[T]) -> T:
         """The next that is no Find."""
-        message = self.heard.get(timeout=10)
+        message = self.heard.get(timeout=60)
         assert isinstance(message, kind), message
         return message
 
     def wait_asked(self, count: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.asked) >= count, 10), self.asked
+            assert self.changed.wait_for(lambda: len(self.asked) >= count, 60), self.asked
 
     def close(self) -> None:
         for sock in (self._sock, self._listener):

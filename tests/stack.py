@@ -38,7 +38,7 @@ KEYS = {
 
 
 def call(
-    port: int, method: str, path: str, body: object = None, *, timeout: float = 20.0, **headers: str
+    port: int, method: str, path: str, body: object = None, *, timeout: float = 60.0, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     """One request on a connection of its own: status, headers (lower-case), body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
@@ -97,13 +97,14 @@ class Engine(EngineProcess):
 
 
 def config_of(state_dir: Path, *engines: Engine, **more: Any) -> dict[str, Any]:
-    """A configuration for tests: any free port, two callers, quick health checks."""
+    """A configuration for tests: any free port, two callers, health checks that are frequent and
+    patient (a machine may stand still for seconds)."""
     return {
         "listeners": [{"address": "127.0.0.1:0"}],
         "admin": "127.0.0.1:0",
         "state_dir": str(state_dir),
         "engines": [
-            {"name": f"engine-{i}", "url": e.url, "health_interval": 0.2, "health_timeout": 1.0}
+            {"name": f"engine-{i}", "url": e.url, "health_interval": 0.2, "health_timeout": 20.0}
             for i, e in enumerate(engines)
         ],
         "callers": KEYS,
@@ -158,10 +159,10 @@ class Forebay:
             assert self.process.poll() is None, self.text
             return re.search(r"serves (?:https?://[^ :]+:(\d+)|unix:\S+).*metrics on http://[^ :]+:(\d+)\)", self.text)
 
-        found = eventually(said, 30)
+        found = eventually(said)
         self.port, self.admin_port = int(found[1] or 0), int(found[2])
 
-    def wait_ready(self, within: float = 20.0) -> None:
+    def wait_ready(self, within: float = 60.0) -> None:
         deadline = time.monotonic() + within
         while why := self.not_ready():
             assert time.monotonic() < deadline, f"{why}\n{self.text}"
@@ -223,7 +224,7 @@ class Forebay:
         self.kill(signal.SIGHUP)
         return eventually(lambda: self.text[before:] if said in self.text[before:] else "")
 
-    def stop(self, number: int = signal.SIGTERM, within: float = 20.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, within: float = 60.0) -> int:
         self.kill(number)
         return self.process.wait(within)
 
@@ -234,13 +235,13 @@ class Forebay:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(15)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(10)
         for child in family:
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.wait(15)
+                child.wait(60)
         if self.log is not None:
             self.log.close()
 
@@ -279,7 +280,7 @@ def raw_request(
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + data
 
 
-def connect(port: int, timeout: float = 20.0) -> socket.socket:
+def connect(port: int, timeout: float = 60.0) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", port), timeout=timeout)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], within: float = 20.0, every: float = 0.01) -> T:
+def eventually(look: Callable[[], T], within: float = 60.0, every: float = 0.01) -> T:
     """What `look` returns once it is true; fails with its last word where that never happens."""
     deadline = time.monotonic() + within
     while True:

@@ -243,7 +243,7 @@ async def _read_events(loop: asyncio.AbstractEventLoop, sock: socket.socket, eve
 
 async def _ends(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bool:
     try:
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(20.0):
             while await loop.sock_recv(sock, 65_536):
                 pass
     except TimeoutError:
@@ -286,7 +286,7 @@ def run(n: int, seed: int = 1, *, say: bool = False) -> Result:
         for at in range(0, n, BATCH):
             asyncio.run(_batch(leaves[at : at + BATCH], port, seed + at))
             with contextlib.suppress(AssertionError):  # what never settles is found in the records
-                eventually(lambda: _open(h) == 0, 10)
+                eventually(lambda: _open(h) == 0, 30)
             for engine in h.engines.values():
                 for record in engine.books()["records"]:
                     records.setdefault(record["id"], [])
@@ -325,7 +325,7 @@ def _leaks(h: House, files: dict[str, int], baseline: dict[str, int]) -> dict[st
             found |= {f"{name}: {what}": books[what] for what in ("running", "waiting", "open")}
         return found
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         found = look()
         if all(v <= 0 for v in found.values()) or time.monotonic() > deadline:

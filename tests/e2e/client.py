@@ -14,7 +14,7 @@ from typing import Any
 
 KEY = "e2e-key-0123456789abcdef"
 CHAT = "/v1/chat/completions"
-WAIT = 5.0
+WAIT = 60.0
 _ids = itertools.count(1)
 
 

@@ -149,7 +149,7 @@ def gateway(engines: Engines, certificate: tuple[Path, Path]) -> Iterator[Gatewa
 
 @pytest.fixture(scope="session")
 def hasty(engines: Engines) -> Iterator[Gateway]:
-    """Short time-outs, small limits, no trusted proxy."""
+    """Short time-outs, though longer than a busy machine stands still, small limits, no trusted proxy."""
     made = Gateway(
         {
             "listeners": [{"address": "127.0.0.1:0"}],
@@ -162,13 +162,13 @@ def hasty(engines: Engines) -> Iterator[Gateway]:
             "callers": {"failed_keys_per_minute": 3, "keys": [{"name": "e2e", "key": KEY}]},
             "limits": {"body_bytes": 65536, "pipelined": 2, "error_bytes": 4096, "write_buffer_bytes": 4096},
             "timeouts": {
-                "header": 0.6,
-                "body": 0.8,
-                "idle": 0.7,
-                "write": 1.0,
-                "connect": 1.0,
-                "first_byte": 0.8,
-                "stream_idle": 0.6,
+                "header": 2.4,
+                "body": 3.2,
+                "idle": 2.8,
+                "write": 4.0,
+                "connect": 10.0,
+                "first_byte": 3.2,
+                "stream_idle": 2.6,
             },
         }
     )
@@ -189,7 +189,7 @@ def spoken() -> Iterator[tuple[Gateway, RawEngine]]:
         url = f"http://127.0.0.1:{engine.port}"
         return {"name": name, "url": url, "kind": kind, "models": [name], "api_key": ENGINE_KEY, **more}
 
-    bounds = {"seconds": 2.0, "bytes": 20_000, "at_once": 2}
+    bounds = {"seconds": 60.0, "bytes": 20_000, "at_once": 2}
     made = Gateway(
         {
             "listeners": [{"address": "127.0.0.1:0"}],
@@ -202,6 +202,7 @@ def spoken() -> Iterator[tuple[Gateway, RawEngine]]:
                 kind("ranked-sglang", "sglang", priority=True),
                 kind("folded", "vllm", fold=True, models=["folded", "folded-too"]),
                 kind("metered", "openai", on_client_gone="drain", drain=bounds),
+                kind("briefly", "openai", on_client_gone="drain", drain={**bounds, "seconds": 2.0}),
                 kind("claude", "anthropic", models=["claude", "claude-long-name"], on_client_gone="drain"),
             ],
             "models": {"claude-long-name": {"aliases": ["short"]}},
@@ -212,7 +213,7 @@ def spoken() -> Iterator[tuple[Gateway, RawEngine]]:
                 ]
             },
             "limits": {"response_bytes": 1 << 20, "event_bytes": 65_536, "error_bytes": 4_096},
-            "timeouts": {"first_byte": 5.0, "stream_idle": 1.0},
+            "timeouts": {"first_byte": 60.0, "stream_idle": 4.0},
         }
     )
     try:

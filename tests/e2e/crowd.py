@@ -117,7 +117,7 @@ class Crowd:
                 if not told.first and re.search(rb'"(content|text)":"[^"]', told.body):
                     told.first = time.monotonic()
 
-    async def until(self, look: Callable[[], Any], within: float = 5.0) -> Any:
+    async def until(self, look: Callable[[], Any], within: float = 60.0) -> Any:
         """What `look`, which may block, returns once it is true."""
         deadline = time.monotonic() + within
         while not (found := await asyncio.to_thread(look)):

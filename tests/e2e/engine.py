@@ -107,7 +107,7 @@ class RawEngine:
         assert len(found) == 1, found
         return found[0]
 
-    def wait_for(self, test: str, count: int = 1, within: float = 20.0) -> list[Received]:
+    def wait_for(self, test: str, count: int = 1, within: float = 60.0) -> list[Received]:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.seen.get(test, ())) >= count, within), self.seen.get(test)
             return list(self.seen[test])

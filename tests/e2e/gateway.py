@@ -35,7 +35,7 @@ class Gateway:
                 [sys.executable, "-m", "forebay", "serve", "--config", str(self.file)], stderr=log, stdout=log
             )
         try:
-            line = eventually(self._ready_line, 60)
+            line = eventually(self._ready_line)
         except BaseException:
             self.process.kill()
             self.process.wait()
@@ -73,7 +73,7 @@ class Gateway:
         eventually(lambda: set(models) <= set(self.models()))
 
     def admin(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=60)
         with contextlib.closing(connection):
             connection.request("GET", path)
             response = connection.getresponse()
@@ -130,7 +130,7 @@ class Gateway:
     def stop(self) -> None:
         """In order; what the log says must hold no failure of the gateway's own."""
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(40)
+        code = self.process.wait(60)
         text = self.log.read_text()
         shutil.rmtree(self.folder)
         assert code == 0, text[-3000:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -379,18 +380,30 @@ CLAUDE = [
 ]
 
 
-@pytest.mark.parametrize("more", MORE, ids=["tokens", "comments", "HTML"])
-@pytest.mark.parametrize("after", [goes_on, hangs, breaks_off])
+@pytest.mark.parametrize(
+    ("after", "more"),
+    [*((goes_on, more) for more in MORE), (hangs, b""), (breaks_off, b"")],
+    ids=["tokens", "comments", "HTML", "silence", "the end"],
+)
 def test_after_its_end_an_answer_is_whole_whatever_the_engine_does(
     spoken: Spoken, after: Callable[..., Script], more: bytes
 ) -> None:
-    answer, _ = play(spoken, chat("folded"), after(*WORDS, USED, DONE, more=more))
+    with ThreadPoolExecutor(3) as threads:  # each may be waited for until the engine is given up
+        folded, streamed, claude = (
+            threads.submit(play, spoken, chat(model, stream=stream), after(*said, more=more))
+            for model, stream, said in (
+                ("folded", False, (*WORDS, USED, DONE)),
+                ("folded", True, (*WORDS, USED, DONE)),
+                ("claude", True, CLAUDE),
+            )
+        )
+    answer, _ = folded.result()
     assert (answer.status, answer.whole) == (200, True)
     assert answer.json["choices"][0]["message"]["content"] == "Hello"
     assert answer.json["usage"] == USAGE
-    answer, _ = play(spoken, chat("folded", stream=True), after(*WORDS, USED, DONE, more=more))
+    answer, _ = streamed.result()
     assert (answer.status, answer.whole, answer.body) == (200, True, b"".join([*WORDS, DONE]))
-    answer, _ = play(spoken, chat("claude", stream=True), after(*CLAUDE, more=more))
+    answer, _ = claude.result()
     assert (answer.status, answer.whole) == (200, True)
     assert answer.body.count(b"Hello") == 1 and answer.body.endswith(DONE) and b"more" not in answer.body
     gateway, _ = spoken

@@ -39,8 +39,14 @@ EXACT = ("client_gone", "exact", USAGE["prompt_tokens"], USAGE["completion_token
 class Scene:
     """An engine that waits for its cue in the middle of its answer, and a client that leaves there."""
 
-    def __init__(self, spoken: Spoken, first: tuple[bytes, ...] = (stream_head(), chunk(ROLE), chunk(WORD))) -> None:
+    def __init__(
+        self,
+        spoken: Spoken,
+        first: tuple[bytes, ...] = (stream_head(), chunk(ROLE), chunk(WORD)),
+        model: str = "metered",
+    ) -> None:
         self.gateway, self.engine = spoken
+        self.model = model
         self.test = new_id("on")
         self.cue = threading.Event()
         self.gone = threading.Event()
@@ -50,7 +56,7 @@ class Scene:
 
     def _play(self, talk: Talk) -> None:
         talk.send(*self._first)
-        assert self.cue.wait(20)
+        assert self.cue.wait(60)
         self._then(talk)
 
     def then(self, script: Script) -> None:
@@ -64,7 +70,7 @@ class Scene:
 
     def leave(self, *, stream: bool = True, heard: bool = True, **fields: Any) -> None:
         with self.gateway.client() as client:
-            client.send(request(chat("metered", stream=stream, **fields), x_test=self.test, x_request_id=self.test))
+            client.send(request(chat(self.model, stream=stream, **fields), x_test=self.test, x_request_id=self.test))
             self.engine.wait_for(self.test)
             if heard:
                 client.head()
@@ -73,7 +79,7 @@ class Scene:
     def settled(self) -> tuple[Any, ...]:
         line = self.gateway.logged(self.test)
         assert len(self.engine.requests(self.test)) == 1
-        eventually(lambda: self.gateway.metric("forebay_engine_in_flight", engine="metered") == 0)
+        eventually(lambda: self.gateway.metric("forebay_engine_in_flight", engine=self.model) == 0)
         return line["outcome"], line["settled"], line.get("tokens_in"), line.get("tokens_out")
 
 
@@ -155,7 +161,7 @@ def test_a_stream_paused_by_back_pressure_is_read_on(spoken: Spoken) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         sock.connect(gateway.where)
         sock.sendall(request(chat("metered", stream=True), x_test=test, x_request_id=test))
-        assert stuck.wait(20)
+        assert stuck.wait(60)
     line = gateway.logged(test)
     # What waited in the sockets is far over the bound of bytes, so reading on comes to that, and not to a stand-still.
     assert (line["outcome"], line["settled"]) == ("client_gone", "estimated")
@@ -175,11 +181,11 @@ def test_over_the_bound_of_bytes_it_is_cancelled_and_estimated(spoken: Spoken) -
     outcome, how, tokens_in, tokens_out = scene.settled()
     assert (outcome, how) == ("client_gone", "estimated")
     assert 1 <= tokens_out <= 30 * 1_000 // 4 and 1 <= tokens_in <= 50
-    assert scene.gone.wait(10)
+    assert scene.gone.wait(60)
 
 
 def test_over_the_bound_of_seconds_it_is_cancelled_and_estimated(spoken: Spoken) -> None:
-    scene = Scene(spoken)
+    scene = Scene(spoken, model="briefly")
 
     def trickles(talk: Talk) -> None:
         talk.sock.settimeout(0.2)
@@ -193,12 +199,12 @@ def test_over_the_bound_of_seconds_it_is_cancelled_and_estimated(spoken: Spoken)
 
     scene.then(trickles)
     before = scene.gateway.metric("forebay_tokens_total", kind="completion_estimated")
-    scene.leave()
     left = time.monotonic()
+    scene.leave()
     scene.cue.set()
     outcome, how, _, tokens_out = scene.settled()
     assert (outcome, how) == ("client_gone", "estimated") and tokens_out > 3
-    assert 1.0 < time.monotonic() - left < 10
+    assert 1.0 < time.monotonic() - left < 40  # it trickles for ever
     assert scene.gateway.metric("forebay_tokens_total", kind="completion_estimated") == before + tokens_out
 
 
@@ -212,7 +218,7 @@ def test_no_more_than_so_many_are_read_on_at_once(spoken: Spoken) -> None:
     for scene in scenes:
         scene.cue.set()
     assert [scene.settled()[1] for scene in scenes] == ["exact", "exact", "estimated"]
-    assert scenes[2].gone.wait(10)
+    assert scenes[2].gone.wait(60)
 
 
 def fails(talk: Talk) -> None:
@@ -274,11 +280,11 @@ def test_shutdown_does_not_wait_for_them() -> None:
         stopped = True
         log = gateway.log.open()
         gateway.stop()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60  # it would be read on for 120 s
         with log:
             line = next(json.loads(x) for x in log if '"left"' in x)
         assert (line["outcome"], line["settled"], line["tokens_out"]) == ("client_gone", "estimated", 1)
-        assert gone.wait(10)
+        assert gone.wait(60)
     finally:
         if not stopped:
             gateway.stop()

@@ -95,7 +95,7 @@ def test_leaving_over_tls(gateway: Gateway, trust: ssl.SSLContext, engines: Engi
                 client.sock.settimeout(0.2)
                 client.sock.unwrap()  # type: ignore[attr-defined]
         client.close()
-        eventually(lambda gone=gone: gone, 5)  # type: ignore[misc]
+        eventually(lambda gone=gone: gone)  # type: ignore[misc]
 
 
 def test_half_a_handshake(gateway: Gateway, trust: ssl.SSLContext) -> None:
@@ -217,7 +217,7 @@ def test_leaving_over_a_unix_socket(gateway: Gateway, engines: Engines, path: Pa
     with Client(path) as client:
         client.send(request(chat(), x_test=test))
         engines.raw.wait_for(test)
-    eventually(lambda: gone, 5)
+    eventually(lambda: gone)
 
 
 def test_files_of_the_gateway_are_private(gateway: Gateway, path: Path) -> None:

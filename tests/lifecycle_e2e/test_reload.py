@@ -30,8 +30,22 @@ class House:
         return {**copy.deepcopy(self.config), **sections}
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[House]:
+    with stack("--decode-rate", "100") as (forebay, engine):
+        yield House(forebay, engine)
+
+
 @pytest.fixture
-def house() -> Iterator[House]:
+def house(shared: House) -> House:
+    """With the configuration that it began with."""
+    shared.forebay.hup(shared.config)
+    return shared
+
+
+@pytest.fixture
+def mortal() -> Iterator[House]:
+    """One that a test may stop."""
     with stack("--decode-rate", "100") as (forebay, engine):
         yield House(forebay, engine)
 
@@ -53,24 +67,24 @@ def test_no_stream_is_dropped_by_reloads_under_load(house: House) -> None:
     for i in range(5):
         forebay.hup(house.changed(limits={"body_bytes": 100_000 + i, "connections": 1_000_000}))
     for t in threads:
-        t.join(20)
+        t.join(60)
     assert len(ended) == 60
     assert all(b"data: [DONE]\n\n" in d and d.count(b'"content":"') == 151 for d in ended)
     assert forebay.worker.pid == worker
     assert forebay.text.count("instead of 1000000, for want of descriptors") <= 1  # said once
 
 
-def test_the_log_level_is_in_force_in_every_process(house: House) -> None:
-    forebay = house.forebay
-    forebay.hup(house.changed(logging={"level": "error"}))
+def test_the_log_level_is_in_force_in_every_process(mortal: House) -> None:
+    forebay = mortal.forebay
+    forebay.hup(mortal.changed(logging={"level": "error"}))
     before = len(forebay.text)
     assert forebay.stop() == 0
     assert forebay.text[before:] == ""
 
 
-def test_the_log_format_is_in_force_in_every_process(house: House) -> None:
-    forebay = house.forebay
-    forebay.hup(house.changed(logging={"format": "pretty"}))
+def test_the_log_format_is_in_force_in_every_process(mortal: House) -> None:
+    forebay = mortal.forebay
+    forebay.hup(mortal.changed(logging={"format": "pretty"}))
     before = len(forebay.text)
     assert forebay.stop() == 0
     assert "info    drained" in forebay.text[before:]

@@ -96,8 +96,10 @@ def test_a_reset_after_tokens(shared_engine: EngineProcess) -> None:
 
 def test_a_stall_after_tokens_keeps_the_connection(shared_engine: EngineProcess) -> None:
     with shared_engine.open_chat(fault="stall-after=2", stream=True) as sock:
-        sock.settimeout(0.3)
         data = b""
+        while content_events(data) < 2:
+            data += sock.recv(65_536)
+        sock.settimeout(0.3)
         with pytest.raises(TimeoutError):
             while True:
                 data += sock.recv(65_536)
@@ -195,24 +197,25 @@ def test_usage_left_out(shared_engine: EngineProcess) -> None:
 
 
 def test_the_role_comes_at_once_and_words_much_later(shared_engine: EngineProcess) -> None:
+    started = time.monotonic()
     with shared_engine.open_chat(fault="role-wait=0.4", stream=True, max_tokens=2) as sock:
-        started = time.monotonic()
-        assert b'"role":"assistant"' in read_until(sock, b'"role"')
-        assert time.monotonic() - started < 0.3
         read_until(sock, b"[DONE]")
         assert time.monotonic() - started >= 0.4
+    with shared_engine.open_chat(fault="role-wait=60", stream=True, max_tokens=2) as sock:
+        told = read_until(sock, b'"role"')
+    assert b'"role":"assistant"' in told and time.monotonic() - started < 40
 
 
 def test_connections_are_refused_for_a_while(start_engine: Any) -> None:
     engine = start_engine()
-    keeper = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
-    keeper.request("PUT", "/control/faults", json.dumps([{"kind": "refuse", "arg": 0.5}]))
+    keeper = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
+    keeper.request("PUT", "/control/faults", json.dumps([{"kind": "refuse", "arg": 3}]))
     assert keeper.getresponse().read() == b"[]"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", engine.port))
     keeper.request("GET", "/health")
     assert keeper.getresponse().status == 200  # what was connected stays
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         try:
             socket.create_connection(("127.0.0.1", engine.port)).close()
