@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import select
+import socket
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from forebay.clock import ManualClock
-from forebay.helper.garbage import NEW, WHOLE, Garbage
+from cache_helper import ACME, config_of, peer, stored
+from forebay.cache.messages import Find, cache_socket
+from forebay.clock import ManualClock, SystemClock
+from forebay.config.models import Config
+from forebay.helper.garbage import MOST_NEW, NEW, WHOLE, Garbage
+from forebay.helper.process import Helper
 
 
 class Knot:
@@ -67,3 +76,51 @@ def test_without_a_pause_a_whole_one_comes_all_the_same(clock: ManualClock) -> N
     garbage.asked()
     garbage.whole()
     assert gone() is None
+
+
+def test_while_look_ups_are_under_way_it_waits_for_more(clock: ManualClock) -> None:
+    garbage = Garbage(clock)
+    garbage.everything()
+    gone = weakref.ref(Knot())
+    kept = [[n] for n in range(NEW)]
+    garbage.asked(busy=True)
+    assert gone() is not None
+    kept += [[n] for n in range(MOST_NEW)]
+    garbage.asked(busy=True)
+    assert gone() is None
+
+
+def test_an_answer_has_left_when_garbage_is_collected(clock: ManualClock, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    config = Config.model_validate_json(config_of(tmp_path, semantic={"enabled": False}, disk_bytes=1 << 20))
+    asking = socket.socket(socket.AF_UNIX)
+    here: list[bool] = []
+
+    async def story() -> None:
+        done = asyncio.Event()
+
+        class Watched(Garbage):
+            def asked(self, *, busy: bool = False) -> None:
+                here.append(bool(select.select([asking], [], [], 0)[0]))
+                loop.call_soon_threadsafe(done.set)
+
+        loop = asyncio.get_running_loop()
+        helper = Helper(config, SystemClock())
+        helper._garbage = Watched(clock)
+        await helper.start()
+        await helper.opened.wait()
+        _, message = stored("q", "a", exact=b"k" * 16)
+        try:
+            async with peer(tmp_path) as worker:
+                worker.say(message)
+                await worker.look("stats")
+            asking.connect(str(cache_socket(tmp_path)))
+            found = msgspec.msgpack.encode(Find(1, b"k" * 16, b"", "", ACME, 5.0))
+            asking.sendall(len(found).to_bytes(4, "big") + found)
+            await done.wait()
+        finally:
+            await helper.close()
+
+    with asking:
+        asyncio.run(asyncio.wait_for(story(), 30))
+    assert here == [True]

@@ -214,6 +214,14 @@ class Helper:
                 frames.append(packed(answer))
             connection.send(frames[0] if len(frames) == 1 else b"".join(frames))
 
+    def _found(self, answers: Sequence[tuple[Connection, Answered, int]]) -> None:
+        """Of look-ups."""
+        self._send(answers)
+        self._loop.call_soon(self._collect)  # in the loop's next round: what was sent has left then
+
+    def _collect(self) -> None:
+        self._garbage.asked(busy=len(self._lookups) > 0 or self._lookups.at_it() > 0)
+
     def _tell(self, drop: Drop) -> None:
         self._epoch += 1
         self._peers.publish(drop)
@@ -237,8 +245,7 @@ class Helper:
                 log.exception("a look-up failed, which is a miss")
                 found = [Found(find.n, Kind.MISS, why="failed") for find in finds]
         answers = [(one.connection, answer, one.epoch) for one, answer in zip(waiting, found, strict=True)]
-        self._loop.call_soon_threadsafe(self._send, answers)
-        self._garbage.asked()
+        self._loop.call_soon_threadsafe(self._found, answers)
 
     # --- chores ------------------------------------------------------------------------------------------------------
 
@@ -247,7 +254,6 @@ class Helper:
             self._service.ahead([chore.said for chore in chores if isinstance(chore.said, Store)])
         for storing, group in groupby(chores, lambda chore: isinstance(chore.said, Store)):
             self._do_in_order(list(group), together=storing)
-        self._garbage.little()
 
     def _do_in_order(self, chores: list[_Chore], *, together: bool) -> None:
         if together and len(chores) > 1 and self._service is not None:
@@ -269,6 +275,7 @@ class Helper:
                 answer = Failed(getattr(said, "n", 0), f"{type(e).__name__}: {e}")
             if connection is not None and answer is not None and not isinstance(said, Store | Unanswered):
                 self._loop.call_soon_threadsafe(self._send, [(connection, answer, 0)])
+            self._garbage.little()
 
     def _answer(self, said: Said | Config | _Judged) -> Answered | None:
         if isinstance(said, Config):

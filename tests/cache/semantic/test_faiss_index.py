@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.cache.semantic import vectors_file
+from forebay.cache.semantic.arena import _singles
 from forebay.cache.semantic.faiss_index import FaissIndex
 from forebay.cache.semantic.index import BadVector, Index, Space
 from forebay.cache.semantic.scoped import NARROW
@@ -500,3 +501,9 @@ def test_an_entry_that_was_written_twice_is_what_was_used_last(folder: Path) -> 
         assert [near.entry for near in index.search(scope(1), vectors[1], 8)[0]] == ["e1"]
         assert [near.entry for near in index.search(scope(2), vectors[2], 8)[0]] == ["e0"]
         index.close()
+
+
+def test_halves_become_singles_as_numpy_makes_them() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = every[np.isfinite(every)]
+    assert np.array_equal(_singles(finite.reshape(2, -1)), finite.astype(np.float32).reshape(2, -1))

@@ -15,6 +15,8 @@ __all__ = ["Arena", "Changes"]
 
 _OLDEST = 1_024
 """Slots that are found at once as those to go next."""
+_SIGN_AND_REST = np.int32(-0x7000_2000)
+_BIAS = np.float32(2.0**112)
 
 
 @dataclass(slots=True)
@@ -168,7 +170,7 @@ class Arena:
         now.touched |= {slot for slot in changes.touched if self._used[slot]} - now.fresh
 
     def _nearest(self, asked: Vectors, slots: np.ndarray, k: int, at_least: float) -> list[Near]:
-        vectors = self._vectors[slots].astype(np.float32)
+        vectors = _singles(self._vectors[slots])
         cosines = np.minimum(vectors @ asked, 1.0)
         order = np.argsort(-cosines, kind="stable")[:k]
         order = order[cosines[order] >= at_least]
@@ -228,3 +230,14 @@ class Arena:
         changes.fresh.discard(slot)
         changes.touched.discard(slot)
         changes.gone.add(slot)
+
+
+def _singles(halves: Halves) -> Vectors:
+    """Finite ones, in single precision: as numpy's own conversion, which takes twice as long. Sign, exponent and
+    fraction are put where a single has them; the exponents' biases (IEEE 754: 15 and 127) differ by 112."""
+    bits = halves.view(np.int16).astype(np.int32)
+    bits <<= 13
+    bits &= _SIGN_AND_REST
+    found = bits.view(np.float32)
+    found *= _BIAS
+    return found
