@@ -491,6 +491,15 @@ def test_interim_answers(gateway: Gateway, engines: Engines, before: bytes, stre
     assert answer.body == (ROLE + LAST + DONE if stream else ANSWER)
 
 
+@pytest.mark.parametrize("status", ["000", "099"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_status_that_is_none(gateway: Gateway, engines: Engines, status: str, stream: bool) -> None:
+    """Nothing in it is taken for the answer, and nobody waits for another one."""
+    said = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(ANSWER)}\r\n\r\n".encode()
+    message = f"The engine failed: it answered with the status {int(status)}, which is none."
+    failed(play(gateway, engines, says(said, ANSWER), stream=stream), message)
+
+
 def test_close_delimited_answer(gateway: Gateway, engines: Engines) -> None:
     answer = play(gateway, engines, says(head(200, "connection: close"), ANSWER, close=True))
     assert (answer.status, answer.body, answer.get("content-length")) == (200, ANSWER, str(len(ANSWER)))

@@ -341,6 +341,8 @@ class UpstreamConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200:
             self._skip = True
+            if status < 100:  # llhttp hands its body on
+                self._fail(Failure.GARBAGE, f"it answered with the status {status}, which is none")
             return
         self._headed = True
         self._answer_headers = headers
