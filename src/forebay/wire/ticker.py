@@ -2,7 +2,8 @@
 
 A timer a connection costs more than the bytes it guards. So a deadline is a float on the object it belongs to, and the
 ticker looks at all of them a few times a second: a time-out never fires early, and at most two periods late. Where the
-whole process stood still (a host that is paused, or far too busy), it is a period more: what came meanwhile is read first.
+whole process stood still (a host that is paused, or far too busy), it is a period more, and what came meanwhile is read
+first.
 """
 
 from __future__ import annotations
