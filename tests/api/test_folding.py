@@ -183,6 +183,8 @@ def test_what_is_kept_is_bounded(event: bytes) -> None:
         b'{"choices":[{"index":0,"delta":{"content":5}}]}',
         b'{"choices":[{"index":0,"delta":{"tool_calls":[5]}}]}',
         b'{"choices":[{"index":0,"delta":{"tool_calls":[{"index":"a"}]}}]}',
+        b'{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":5}]}}]}',
+        b'{"choices":[{"index":0,"delta":{"function_call":"f"}}]}',
         b'{"choices":[{"index":0,"logprobs":[]}]}',
         b'{"choices":[{"index":0,"text":1}]}',
         b"[" * 100_000,

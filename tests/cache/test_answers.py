@@ -23,9 +23,11 @@ from forebay.cache.answers import (
     bytes_of,
     from_stream,
     from_unary,
+    in_form,
     text_of,
     turned,
 )
+from forebay.gateway import keeping
 from forebay.ledger.tokens import Tokens
 from forebay.wire import sse
 
@@ -333,6 +335,11 @@ TALK = {"role": "assistant", "content": "x"}
         (unary(TALK, None), Unfit.CUT),
         (unary(TALK, "abort"), Unfit.CUT),
         (unary(TALK, 7), Unfit.CUT),
+        (unary(TALK, []), Unfit.CUT),
+        (unary(TALK, {"a": 1}), Unfit.CUT),
+        (unary(TALK | {"tool_calls": 7}), Unfit.TOOL_CALL),
+        (unary(TALK | {"tool_calls": True}), Unfit.TOOL_CALL),
+        (unary(TALK | {"tool_calls": {"a": 1}}), Unfit.TOOL_CALL),
         (unary(TALK, "length"), Unfit.LENGTH),
         (unary(TALK, "content_filter"), Unfit.FILTERED),
         (unary({"role": "assistant", "content": ""}), Unfit.EMPTY),
@@ -371,6 +378,8 @@ def test_what_is_not_whole_is_not_kept(body: bytes, why: Unfit) -> None:
         (stream(b"{},{}", *HELLO), Unfit.UNREADABLE),
         (stream(chunk({"content": "a"}, index=1), chunk({}, "stop")), Unfit.CUT),
         (stream(HELLO[1], chunk({}, "tool_calls")), Unfit.TOOL_CALL),
+        (stream(HELLO[1], chunk({}, [])), Unfit.CUT),
+        (stream(HELLO[1], chunk({}, {"a": 1})), Unfit.CUT),
     ],
 )
 def test_a_stream_that_is_not_whole_is_not_kept(events: bytes, why: Unfit) -> None:
@@ -499,6 +508,41 @@ def test_events_that_differ_in_their_words_alone_are_taken_together(size: int) -
 def test_packing_loses_nothing(parts: list[bytes]) -> None:
     for events in (stream(*parts), b"".join(parts), b"\n\n".join(parts)):
         assert packing.unpack(*packing.pack(events)) == events
+
+
+_INPUT = {"name": "f", "input": "x", "arguments": 5}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        unary(TALK).replace(b'"index":0', b'"index":"a"'),
+        unary(TALK).replace(b'"index":0', b'"index":1.5'),
+        unary(TALK).replace(b'"logprobs":null', b'"logprobs":1e400'),
+        unary(TALK | {"tool_calls": [{"id": "c", "type": "custom", "custom": _INPUT, "function": _INPUT}]}),
+        msgspec.json.encode(
+            {"object": "text_completion", "choices": [{"index": 0, "text": ["x"], "finish_reason": "stop"}]}
+        ),
+    ],
+)
+def test_what_is_of_an_unknown_shape_is_given_as_it_came_alone(body: bytes) -> None:
+    for answer in (from_unary(body, ABOUT), keeping.of_unary(body, ABOUT)):
+        if answer is Unfit.UNREADABLE:
+            continue
+        assert isinstance(answer, Answer)
+        assert in_form(answer, streamed=True) is None
+        assert bytes_of(answer) == as_json(msgspec.structs.replace(answer, answer_id=""), "new") == body
+        assert isinstance(text_of(answer), str)
+
+
+def test_a_stream_of_an_unknown_shape_is_given_as_it_came_alone() -> None:
+    events = stream(*HELLO).replace(b'"logprobs":null', b'"logprobs":"x"')
+    assert events != stream(*HELLO)
+    answer = from_stream(events, ABOUT)
+    assert isinstance(answer, Answer)
+    assert in_form(answer, streamed=False) is None
+    assert as_stream(msgspec.structs.replace(answer, answer_id=""), "new", False) == events
+    assert text_of(answer) == events.decode()
 
 
 @given(st.binary(max_size=80))

@@ -257,6 +257,48 @@ def test_followers_of_other_forms_get_theirs(cached: Gateway, raw: RawEngine) ->
     assert len(raw.requests(test)) == 1
 
 
+def odd(stream: bool) -> Script:
+    """An answer that is kept and has something in it that has no place in the other form."""
+    if stream:
+        strange = event(delta({"content": "Hi"})).replace(b'"logprobs":null', b'"logprobs":"x"')
+        return streams(ROLE, strange, *said("!"), DONE)
+    return lambda talk: talk.send(whole(200, ANSWER.replace(b'"index": 0', b'"logprobs": 1e400, "index": 0')))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_cannot_be_given_in_the_other_form_is_asked_anew(cached: Gateway, raw: RawEngine, stream: bool) -> None:
+    question, test = new_id("question"), new_id("odd")
+    raw.scripts[test] = odd(stream)
+    asked = about(question, stream=stream)
+    assert cached.ask(asked, key=MINE, x_test=test).get("x-forebay-cache") == "miss"
+    assert cached.ask(asked, key=MINE, x_test=test).get("x-forebay-cache") == "exact"
+    other = {**asked, "stream": not stream}
+    refused = cached.ask(other, key=MINE, x_test=test, x_forebay_cache="only")
+    assert (refused.status, refused.get("x-forebay-reason")) == (504, "not_cached")
+    raw.scripts[test] = odd(not stream)
+    answer = cached.ask(other, key=MINE, x_test=test)
+    assert (answer.status, answer.get("x-forebay-cache"), answer.whole) == (200, "miss", True)
+    assert len(raw.requests(test)) == 2
+
+
+def test_followers_who_cannot_be_given_their_form_get_an_answer_of_their_own(cached: Gateway, raw: RawEngine) -> None:
+    body = about(new_id("question"))
+    go = threading.Event()
+
+    def script(talk: Talk) -> None:
+        assert go.wait(20)
+        odd(talk.request.json["stream"])(talk)
+
+    test, leader = lead(cached, raw, script, body)
+    others = follow(cached, {**body, "stream": False}, 2, x_test=test)
+    go.set()
+    assert (leader.result().status, leader.result().whole) == (200, True)
+    assert [(a.result().status, a.result().json["choices"][0]["message"]["content"]) for a in others] == [
+        (200, "Hi")
+    ] * 2
+    assert len(raw.requests(test)) == 2
+
+
 def test_usage_that_only_the_leader_asked_for_is_not_told_to_the_others(cached: Gateway, raw: RawEngine) -> None:
     body = about(new_id("question"))
     script = Held([ROLE], [*said("Hel", "lo"), event(USAGE_CHUNK), DONE])

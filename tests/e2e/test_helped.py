@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from e2e.client import KEY, Answer, chat, new_id, request
-from e2e.engine import DONE, ROLE, USAGE_CHUNK, RawEngine, Talk, delta, event, streams
+from e2e.engine import ANSWER, DONE, ROLE, USAGE_CHUNK, RawEngine, Talk, delta, event, streams
 from forebay.cache import answers
 from forebay.cache.answers import About
 from forebay.cache.messages import Drop, Feedback, Find, Found, Heard, Kind, Purge, Store, Unanswered
+from forebay.gateway.keeping import of_unary
 from scripted_worker import PRESSING, SPENT, Worker, worker
 from stack import folder
 
@@ -243,6 +244,22 @@ def test_who_wants_a_younger_answer_than_the_others_gets_one(helped: Worker, raw
     heard = together(helped, raw, test, found, {"cache_control": "max-age=60"}, {"x_more": "1"})
     assert [a.get("x-forebay-cache") for a in heard] == ["exact", "miss", "exact"]
     assert [b'"fresh"' in a.body for a in heard] == [False, True, False]
+    for _ in range(2):
+        helped.helper.hears(Store)
+
+
+def test_who_cannot_be_given_what_is_found_in_their_form_is_answered_by_the_engine(
+    helped: Worker, raw: RawEngine
+) -> None:
+    about = About(id="feed" * 4, created=1e9, ttl=1e10, model="raw", partition="acme/raw", question="?")
+    body = ANSWER.replace(b'"index": 0', b'"logprobs": 1e400, "index": 0')
+    known = of_unary(body, about)
+    assert isinstance(known, answers.Answer)
+    test = play(raw, *WORDS, DONE)
+    heard = together(
+        helped, raw, test, lambda f: Found(f.n, Kind.EXACT, answers.encode(known), "feed" * 4), {"x_more": "1"}
+    )
+    assert [(a.status, a.get("x-forebay-cache"), b'"fresh"' in a.body) for a in heard] == [(200, "miss", True)] * 2
     for _ in range(2):
         helped.helper.hears(Store)
 

@@ -146,8 +146,8 @@ class _Choice:
                 kept += self._join(self._texts, name, value)
             elif name == "tool_calls":
                 kept += self._add_calls(value or [], size)
-            elif name == "function_call" and isinstance(value, dict):
-                kept += self._add_call(self._said.setdefault(name, {}), value, size)
+            elif name == "function_call" and value is not None:
+                kept += self._add_call(_function(self._said, name, value), value, size)
             elif isinstance(value, list) and isinstance(self._said.get(name), list):
                 self._said[name] += value
                 kept += size
@@ -168,8 +168,8 @@ class _Choice:
                 call = self._calls[index] = {}
                 kept += _OVERHEAD
             for name, value in given.items():
-                if name == "function" and isinstance(value, dict):
-                    kept += self._add_call(call.setdefault(name, {}), value, size)
+                if name == "function" and value is not None:
+                    kept += self._add_call(_function(call, name, value), value, size)
                 elif name != "index":
                     kept += _last(call, name, value, size)
         return kept
@@ -235,6 +235,16 @@ def _last(kept: dict[str, Any], name: str, value: object, size: int) -> int:
     kept[name] = value
     small = value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= _OVERHEAD)
     return size if new or not small else 0
+
+
+def _function(kept: dict[str, Any], name: str, given: object) -> dict[str, Any]:
+    """What is kept of it so far. Raises NotFoldable."""
+    if not isinstance(given, dict):
+        raise NotFoldable(f"its {name} is no object")
+    known: dict[str, Any] | None = kept.get(name)
+    if known is None:
+        known = kept[name] = {}
+    return known
 
 
 def _call(found: dict[str, Any]) -> dict[str, Any]:

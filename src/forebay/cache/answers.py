@@ -224,19 +224,21 @@ def _called(message: dict[str, Any] | None) -> list[Any]:
     """The functions that it calls, each with its arguments."""
     if not message:
         return []
-    calls = message.get("tool_calls") or ()
+    calls: Any = message.get("tool_calls") or ()
+    if type(calls) is not list and type(calls) is not tuple:
+        return [None]
     found = [call.get("function") or call.get("custom") if type(call) is dict else None for call in calls]
     return [*found, message["function_call"]] if message.get("function_call") else found
 
 
 def _fault_of(choice: dict[str, Any], called: list[Any], *, length: bool) -> Unfit | None:
-    finish = choice.get("finish_reason")
+    finish: Any = choice.get("finish_reason")
     if finish == "content_filter":
         return Unfit.FILTERED
     if finish == "length":
         if not length:
             return Unfit.LENGTH
-    elif finish not in _WHOLE:
+    elif type(finish) is not str or finish not in _WHOLE:
         return Unfit.CUT
     if finish in _CALLED and not called:
         return Unfit.TOOL_CALL
@@ -288,11 +290,20 @@ def as_events(answer: Answer, answer_id: str, include_usage: bool) -> list[bytes
 
 
 def turned(answer: Answer, *, streamed: bool) -> Answer:
-    """The same answer as if it had come that way."""
+    """The same answer as if it had come that way. Raises NotFoldable: something in it that nobody looked at when it
+    was kept is of no shape that can be turned."""
     if answer.streamed == streamed:
         return answer
     body, repeated = packing.pack(_unfolded(answer)) if streamed else (_folded(answer), ())
     return msgspec.structs.replace(answer, streamed=streamed, body=body, repeated=repeated)
+
+
+def in_form(answer: Answer, *, streamed: bool) -> Answer | None:
+    """As `turned`; None where it can be given only as it came."""
+    try:
+        return turned(answer, streamed=streamed)
+    except folding.NotFoldable:
+        return None
 
 
 def bytes_of(answer: Answer) -> bytes:
@@ -327,14 +338,16 @@ def _unfolded(answer: Answer) -> bytes:
         events.append(_EVENT % _encode({**head, "choices": [choice]}))
 
     for place, choice in enumerate(whole["choices"]):
-        index = choice.get("index", place)
+        index: Any = choice.get("index", place)
+        if type(index) is not int:
+            raise folding.NotFoldable("it has a choice without an index")
         rest = {k: v for k, v in choice.items() if k not in _OF_CHOICE}
         if answer.chat:
             for delta in _deltas(choice.get("message") or {}):
                 say(index, {"delta": delta})
             say(index, {"delta": {}, **rest}, choice.get("finish_reason"), choice.get("logprobs"))
         else:
-            for piece in _pieces(choice.get("text") or ""):
+            for piece in _pieces(_text(choice.get("text") or None)):
                 say(index, {"text": piece})
             say(index, {"text": "", **rest}, choice.get("finish_reason"), choice.get("logprobs"))
     return b"".join((*events, _DONE))
@@ -357,13 +370,20 @@ def _deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         function = call.get("function") or {}
         arguments = function.get("arguments")
         yield {"tool_calls": [{**call, "index": index, "function": {**function, "arguments": ""}}]}
-        for piece in _pieces(arguments or ""):
+        for piece in _pieces(_text(arguments or None)):
             yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
 _SAID: Final = frozenset({"role", "content", "reasoning", "reasoning_content", "refusal", "tool_calls"})
 _WORD: Final = re.compile(r"\s*(?:[\u3000-\u9fff\uf900-\ufaff\uff00-\uffef]{1,2}|[^\s\u3000-\u9fff]{1,12})|\s+")
 _MOST_PIECES: Final = 512
+
+
+def _text(said: Any) -> str:
+    """Raises NotFoldable."""
+    if said is not None and type(said) is not str:
+        raise folding.NotFoldable("it has a text that is no string")
+    return said or ""
 
 
 def _pieces(text: str) -> list[str]:
@@ -390,7 +410,11 @@ def _renamed(answer: Answer, answer_id: str) -> bytes:
 def text_of(answer: Answer) -> str:
     """What it says and calls, its reasoning left out, for comparing."""
     texts: list[str] = []
-    for choice in folding.read(turned(answer, streamed=False).body)["choices"]:
+    try:
+        choices = folding.read(turned(answer, streamed=False).body)["choices"]
+    except folding.NotFoldable:  # its id is in it: it says the same as no other
+        return bytes_of(answer).decode("utf-8", "replace")
+    for choice in choices:
         message = choice.get("message") or {}
         parts = (choice.get("text"), message.get("content"), message.get("refusal"))
         texts += [part for part in parts if type(part) is str and part]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from moka_py import Moka
 
-from forebay.cache.answers import Answer, turned
+from forebay.cache.answers import Answer, in_form
 from forebay.cache.messages import Purge
 
 _SLICE: Final = 512
@@ -83,14 +83,14 @@ class Answers:
             return None
         return answer
 
-    def in_form(self, exact: bytes, answer: Answer, now: float, *, streamed: bool) -> Answer:
-        """The answer that `get` gave, in that form, which is kept beside it."""
+    def in_form(self, exact: bytes, answer: Answer, now: float, *, streamed: bool) -> Answer | None:
+        """The answer that `get` gave, in that form, which is kept beside it. None: it cannot be given in it."""
         if answer.streamed == streamed:
             return answer
         other = self._policy.get(exact + _OTHER)
         if other is None or other.created != answer.created:
-            other = turned(answer, streamed=streamed)
-            if self._known.get(exact) is answer:
+            other = in_form(answer, streamed=streamed)
+            if other is not None and self._known.get(exact) is answer:
                 self._set(exact + _OTHER, other, now)
         return other
 

@@ -124,8 +124,9 @@ class Caching:
             answer = self.memory.get(exact, now)
             if answer is not None and now - answer.created <= wish.most_age and answer.open_to(_writer(part)):
                 answer = self.memory.in_form(exact, answer, now, streamed=x.stream)
-                self._known(x, answer, now)
-                return
+                if answer is not None:
+                    self._known(x, answer, now)
+                    return
             flight = self._joined(part, exact)
             if flight is not None and not wish.only and flight.takes(rules.followers):  # it may come to lead it
                 self._join(x, part, flight)
@@ -252,16 +253,24 @@ class Caching:
         self.telemetry.helper_seconds += found.seconds
         answer, now = answers.decode(found.answer) if found.answer else None, time()
         age = now - answer.created if answer is not None else 0.0
-        younger = [x for x in sharing if x.part is not None and age > x.part.wish.most_age]
-        if answer is None or found.kind is Kind.MISS or len(younger) == len(sharing):
+        other = None
+        if answer is not None and any(x.stream != answer.streamed for x in sharing):
+            other = answers.in_form(answer, streamed=not answer.streamed)
+        without = [
+            x
+            for x in sharing
+            if (x.part is not None and age > x.part.wish.most_age)
+            or (other is None and answer is not None and x.stream != answer.streamed)
+        ]
+        if answer is None or found.kind is Kind.MISS or len(without) == len(sharing):
             flight.ticket = found.ticket
             part.similarity = found.similarity
             self._missed(flight, part, found.why)
             return
         exchanges = flight.dissolve()
-        if younger:
-            exchanges = [x for x in exchanges if x not in younger]
-            self._anew(younger)
+        if without:
+            exchanges = [x for x in exchanges if x not in without]
+            self._anew(without)
         if found.kind is not Kind.SEMANTIC:
             self.memory.put(flight.exact, answer, now)
         if found.ticket or found.kind is Kind.STALE:
@@ -269,7 +278,7 @@ class Caching:
         for x in exchanges:
             if x.part is not None and found.kind is Kind.SEMANTIC:
                 x.part.similarity = found.similarity
-            self._hit(x, answer, found.kind, now)
+            self._hit(x, answer if other is None or x.stream == answer.streamed else other, found.kind, now)
 
     def _missed(self, flight: Flight, part: Part, why: str) -> None:
         part.why = why
@@ -439,12 +448,13 @@ class Caching:
             return
         kept = self.shelf.keep(fresh) if fresh is not None else None
         waiting = [seat.x for seat in flight.seats.values() if seat.x.stream != flight.streams]
-        if kept is not None:
+        given = answers.in_form(kept, streamed=not flight.streams) if kept is not None and waiting else None
+        if given is not None:
             now = time()
             for other in waiting:
                 seat = flight.seats.pop(other)
                 seat.let_go()
-                self._hit(other, kept, Kind.FLIGHT, now)
+                self._hit(other, given, Kind.FLIGHT, now)
         elif waiting:
             for other in waiting:
                 flight.seats.pop(other).let_go()
