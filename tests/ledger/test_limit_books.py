@@ -116,6 +116,23 @@ def test_what_a_worker_counted_itself_is_read_once_and_never_told_to_it(database
             assert found[LARGE.id, ("k1",), Measure.TOKENS_MONTH] == mine
 
 
+def test_only_what_others_book_is_worth_a_look(database: Database) -> None:
+    mine, theirs = Usage(database), Usage(database, OTHER)
+    elsewhere = Elsewhere(OWNER, [DAY], {})
+
+    def moved() -> bool:
+        with database.read() as connection:
+            return elsewhere.moved(connection)
+
+    assert moved()  # nobody has looked yet
+    for usage, shows in ((mine, False), (theirs, True), (mine, False), (theirs, True)):
+        read(database, elsewhere, NOW)
+        assert not moved()
+        usage.request(NOW - 60, 1, project="a", tokens=TEN)
+        usage.book()
+        assert moved() is shows
+
+
 def test_too_many_scopes_are_said(filled: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.ledger.reports.MOST_ROWS", 1)
     with filled.read() as connection:

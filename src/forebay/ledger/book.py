@@ -20,9 +20,10 @@ from sqlalchemy import Connection, insert, or_, select, text, update
 
 from forebay.ledger.database import Database
 from forebay.ledger.entries import Began, Record
-from forebay.ledger.names import Names, clean
+from forebay.ledger.names import Names
 from forebay.ledger.run import Estimate, Ingested, JournalState, Run, WrongCurrency
 from forebay.ledger.schema import journal_names, journals, reservations
+from forebay.ledger.texts import clean
 
 __all__ = ["Book", "Estimate", "Ingested", "WrongCurrency"]
 

@@ -10,10 +10,11 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
-from forebay.ledger.names import Names, clean
+from forebay.ledger.names import Names
 from forebay.ledger.rolling import Sums
 from forebay.ledger.schema import SUMS, adjustments, journals
 from forebay.ledger.sql import insert_rows
+from forebay.ledger.texts import clean
 from forebay.ledger.tokens import KINDS
 
 HOURS: Final = "gpu-hours"

@@ -9,8 +9,9 @@ silent: they could not say that they live while it was gone. Hours of engines ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ from forebay.ledger.database import Database, DatabaseError
 from forebay.ledger.enginehours import EngineHours, Engines
 from forebay.ledger.entries import Began, Record
 from forebay.ledger.journal_format import JournalError, segment_file, segments, split
-from forebay.ledger.journal_read import Reader, forget, opening
+from forebay.ledger.journal_read import Batch, Reader, forget, opening
 from forebay.ledger.pricing import price_from
 from forebay.ledger.tokens import Tokens
 
@@ -263,7 +264,7 @@ class _Bounded:
         self._batches = reader.batches()
         self._owner = owner
         self._folder = reader.folder
-        self._first: list[tuple[int, Record]] = []
+        self._first: Batch | None = None
         self._count = 0
         self.began: Began | None = None
         """Of the segment that they begin in."""
@@ -272,22 +273,25 @@ class _Bounded:
     def any(self) -> bool:
         """Whether there is a group at all."""
         self._first = self._next()
-        return bool(self._first)
+        return self._first is not None
 
-    def _next(self) -> list[tuple[int, Record]]:
+    def _next(self) -> Batch | None:
         batch = next(self._batches, None)
         if batch is None:
             self.ended = True
-            return []
+            return None
         if batch.began.owner != self._owner:
             raise JournalError(f"{self._folder} has segments of two journals: {self._owner} and {batch.began.owner}")
         if self.began is None:
             self.began = batch.began
         self._count += len(batch.records)
-        return [(batch.position, record) for record in batch.records]
+        return batch
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
-        group = self._first
-        while group:
-            yield from group
-            group = [] if self._count >= RUN else self._next()
+        return chain.from_iterable(self._groups())
+
+    def _groups(self) -> Iterator[Iterable[tuple[int, Record]]]:
+        batch = self._first
+        while batch is not None:
+            yield zip(repeat(batch.position), batch.records, strict=False)
+            batch = None if self._count >= RUN else self._next()

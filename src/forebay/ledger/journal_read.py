@@ -25,6 +25,8 @@ from forebay.ledger.journal_format import (
 )
 
 _decode: Final = msgspec.msgpack.Decoder(list[Record]).decode
+_SAYS: Final = frozenset({Account, Priced, Began})
+"""What later records refer to."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -157,7 +159,7 @@ class Reader:
                 f"{segment_file(self.folder, segment)} at byte {offset} has records of a kind that this Forebay does "
                 f"not know ({e}): was it written by a newer one? Run that one until all is ingested"
             ) from e
-        for record in records:
+        for record in [record for record in records if type(record) in _SAYS]:
             if isinstance(record, Account):
                 self._accounts[record.n] = record
             elif isinstance(record, Priced):

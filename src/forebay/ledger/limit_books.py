@@ -46,10 +46,25 @@ class Elsewhere:
                     zone = "" if rule.window is Window.SLIDING else rule.zone
                     found.setdefault((rule.window, span(measure), zone), []).append((rule, measure))
         self._windows = [_Windows(kind, counted, since) for kind, counted in found.items()]
+        self._others = select(func.count(), func.coalesce(func.sum(journals.c.position), 0)).where(
+            journals.c.owner != owner
+        )
+        self._heard: tuple[int, int] | None = None
+        """How many journals others had at the last look, and the sum of their positions."""
+
+    def moved(self, connection: Connection) -> bool:
+        """Whether more of others is booked than at the last `read`, or there was none. Corrections, and what is settled
+        for those who never did, do not show. Raises what the database raises."""
+        return self._stand(connection) != self._heard
+
+    def _stand(self, connection: Connection) -> tuple[int, int]:
+        count, positions = connection.execute(self._others).one()
+        return int(count), int(positions)
 
     def read(self, connection: Connection, now: float) -> tuple[list[Use], list[str]]:
         """Use in the windows that have `now` (Unix time), and the names of rules left out, with too many scopes to be
         told apart. `connection` must see one state of the database. Raises what the database raises."""
+        stand = self._stand(connection)
         journal = connection.execute(select(journals.c.id).where(journals.c.owner == self._owner)).scalar()
         uses: list[Use] = []
         left_out: dict[str, None] = {}
@@ -58,6 +73,7 @@ class Elsewhere:
                 uses += windows.read(connection, journal, now)
             except BadQuery:
                 left_out |= dict.fromkeys(rule.name for rule, _ in windows.counted)
+        self._heard = stand
         return uses, list(left_out)
 
     def __repr__(self) -> str:

@@ -33,6 +33,7 @@ from forebay.ledger.schema import (
     uses,
 )
 from forebay.ledger.sql import among, insert_rows
+from forebay.ledger.texts import clean
 
 MOST_VALUES: Final = 1_000
 """Different end-users, and values of one label, that are told apart a day, of one account."""
@@ -50,11 +51,6 @@ class Where(msgspec.Struct, frozen=True, gc=False):
     dimension: int
     end_user: str | None
     labels: str | None
-
-
-def clean(value: str) -> str:
-    """PostgreSQL takes no NUL in a text."""
-    return value.replace("\0", "\ufffd") if "\0" in value else value
 
 
 def labels_json(labels: Labels) -> str:

@@ -1,49 +1,18 @@
-"""Rows before they are written: attempts under way, and numbers that fit their columns."""
+"""Rows before they are written: texts and numbers that fit their columns."""
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from msgspec.structs import astuple, replace
 
 from forebay.ledger.entries import Reserved, Settled
-from forebay.ledger.names import Where, clean
+from forebay.ledger.texts import clean
 from forebay.ledger.tokens import MOST_TOKENS, Tokens
 
 MOST_COST: Final = 1 << 53
 """Nano-units of one line: nine million units. Sums of such lines fit their columns."""
 _FAR: Final = 32_503_680_000.0  # the year 3000
-
-
-class Attempt(msgspec.Struct, gc=False):
-    """An attempt under way."""
-
-    call: Reserved
-    where: Where
-    price: int | None
-    boot: str
-    progress: int = 0
-    stored: bool = False
-    """It is in `reservations`."""
-
-
-def stored(row: Any) -> Attempt:
-    """Of a row of `reservations`. What its dimension tells is not said again."""
-    call = Reserved(
-        row.seq,
-        row.request,
-        row.reserved,
-        row.request_id,
-        *(0, "", "", "", "", "", "", "", ()),
-        row.prompt,
-        row.most,
-        row.held,
-    )
-    where = Where(row.dimension_id, row.end_user, row.labels)
-    return Attempt(call, where, row.price_id, row.boot, row.progress, True)
 
 
 def sound_call(call: Reserved) -> Reserved:
@@ -109,8 +78,9 @@ def money(nanos: int) -> int:
 def counts_of(tokens: Tokens) -> tuple[int, ...]:
     """In the order of KINDS, each one a number of tokens that can be."""
     counts: tuple[int, ...] = astuple(tokens)
-    if not 0 <= reduce(or_, counts) < MOST_TOKENS:  # a power of two: some are negative, or as much or more
-        counts = tuple(min(max(n, 0), MOST_TOKENS) for n in counts)
+    for n in counts:
+        if not 0 <= n <= MOST_TOKENS:
+            return tuple([min(max(n, 0), MOST_TOKENS) for n in counts])
     return counts
 
 

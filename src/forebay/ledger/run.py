@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from operator import eq
 from typing import Any, Final, TypeAlias
 
 from msgspec.structs import astuple, replace
@@ -12,10 +10,11 @@ from sqlalchemy import Connection, delete, select, update
 
 from forebay.errors import Outcome
 from forebay.ledger.entries import Account, Adjusted, Began, Hit, How, Priced, Progress, Record, Reserved, Settled
-from forebay.ledger.names import Names, clean
+from forebay.ledger.names import Names, Where
 from forebay.ledger.rolling import Sums
-from forebay.ledger.rows import Attempt, counts_of, kv_of, moment, money, sound, sound_call, stored
+from forebay.ledger.rows import counts_of, kv_of, moment, money, sound, sound_call
 from forebay.ledger.schema import (
+    DAY,
     QUARTER,
     SUMS,
     adjustments,
@@ -27,19 +26,29 @@ from forebay.ledger.schema import (
     reservations,
 )
 from forebay.ledger.sql import among, insert_rows, mark, put_rows
+from forebay.ledger.texts import clean
 from forebay.ledger.tokens import KINDS, MOST_TOKENS, NO_TOKENS, Tokens
+from forebay.ledger.underway import Attempt, stored
 
 UNKNOWN: Final = Account(0, "unknown", "", "", "", "", "")
 """Pays for what was settled without its reservation, or under a number that its segment never explained."""
 NO_CALL: Final = Reserved(0, 0, 0.0, "", 0, "", "", "", "", "", "", "", (), 0, 0, 0)
-_COST, _ADJUSTED, _AVOIDED, _KV, _CORRECTIONS = map(SUMS.index, ("cost", "adjusted", "avoided", "kv", "corrections"))
+_COST: Final = SUMS.index("cost")
+_ADJUSTED: Final = SUMS.index("adjusted")
+_AVOIDED: Final = SUMS.index("avoided")
+_KV: Final = SUMS.index("kv")
+_CORRECTIONS: Final = SUMS.index("corrections")
 _FIRST_KIND: Final = SUMS.index(KINDS[0])
 _ENTRY: Final = entries.columns.keys().index
-_SEQ, _REQUEST, _AT, _DIMENSION, _HOW = map(_ENTRY, ("seq", "request", "at", "dimension_id", "how"))
-_ENTRY_COST, _ENTRY_KV, _ENTRY_AVOIDED = map(_ENTRY, ("cost", "kv", "avoided"))
-_KINDS: Final = slice(_ENTRY(KINDS[0]), _ENTRY(KINDS[0]) + len(KINDS))
+_SEQ: Final[int] = _ENTRY("seq")
+_AT: Final[int] = _ENTRY("at")
+_DIMENSION: Final[int] = _ENTRY("dimension_id")
+_SHAPE_FROM: Final = Reserved.__struct_fields__.index("route")
+_SHAPE_TO: Final = Reserved.__struct_fields__.index("labels") + 1
+_fields: Final = astuple
 _WORDS: Final = {how: how.value for how in How}
-_ESTIMATED, _UNPRICED = How.ESTIMATED.value, How.UNPRICED.value
+_ESTIMATED: Final = How.ESTIMATED.value
+_UNPRICED: Final = How.UNPRICED.value
 
 Estimate: TypeAlias = Callable[[str, Tokens], int | None]
 """(a price as JSON, tokens) → nano-units; None: it has no price for these."""
@@ -49,34 +58,35 @@ class WrongCurrency(Exception):
     """A journal's money is not in the currency of the books."""
 
 
-@dataclass(slots=True)
 class Ingested:
-    """What was done. `position`: up to which all is booked."""
+    """What was done."""
 
-    position: int
-    records: int = 0
-    settled: int = 0
-    again: int = 0
-    """Settlements of what was settled already."""
-    late: int = 0
-    """Settlements after a survivor's, booked as adjustments."""
-    strays: int = 0
-    """Settlements without a reservation, booked to `UNKNOWN`."""
-    unpriced: int = 0
+    def __init__(self, position: int) -> None:
+        self.position = position
+        """Up to which all is booked."""
+        self.records = 0
+        self.settled = 0
+        self.again = 0
+        """Settlements of what was settled already."""
+        self.late = 0
+        """Settlements after a survivor's, booked as adjustments."""
+        self.strays = 0
+        """Settlements without a reservation, booked to `UNKNOWN`."""
+        self.unpriced = 0
 
 
-@dataclass(slots=True)
 class JournalState:
     """A row of `journals`, and what numbers mean in the segment that is being read."""
 
-    id: int
-    boot: str
-    booted: float
-    segment: int
-    position: int
-    next_seq: int
-    accounts: dict[int, int] = field(default_factory=dict)
-    prices: dict[int, int] = field(default_factory=dict)
+    def __init__(self, id_: int, boot: str, booted: float, segment: int, position: int, next_seq: int) -> None:
+        self.id = id_
+        self.boot = boot
+        self.booted = booted
+        self.segment = segment
+        self.position = position
+        self.next_seq = next_seq
+        self.accounts: dict[int, int] = {}
+        self.prices: dict[int, int] = {}
 
 
 class Run:
@@ -99,8 +109,10 @@ class Run:
         self._renamed = False
         self._new_names: dict[tuple[str, int], int] = {}
         self._sums = Sums()
-        self._alike: dict[tuple[float, int, str, str], list[tuple[Any, ...]]] = {}
-        """New entries of one quarter, dimension, `how` and outcome."""
+        self._sums_of: dict[tuple[int, int, str, str], list[int]] = {}
+        """Rows of `_sums` by quarter, dimension, `how` and outcome."""
+        self._where: dict[tuple[Any, ...], Where] = {}
+        """What `_names` said, by account, shape and day."""
         self.done = Ingested(journal.position)
 
     def read(self, records: Iterable[tuple[int, Record]]) -> None:
@@ -164,7 +176,13 @@ class Run:
         if account is None:
             account = self._names.account(self._connection, UNKNOWN)
         call = sound_call(record)
-        where = self._names.dimension(self._connection, account, call, call.at)
+        said: tuple[Any, ...] = _fields(call)
+        shape = said[_SHAPE_FROM:_SHAPE_TO]
+        day = int(call.at) // DAY if call.end_user or call.labels else 0
+        key = (account, day, shape)
+        where = self._where.get(key)
+        if where is None:
+            where = self._where[key] = self._names.dimension(self._connection, account, call, call.at)
         self._open[seq] = Attempt(call, where, journal.prices.get(record.price), journal.boot)
 
     def _settle(self, record: Settled) -> None:
@@ -222,7 +240,6 @@ class Run:
             elif attempt.stored:
                 gone.append(seq)
             self._entry(settled, price, attempt)
-        self._add_up()
         rows = list(self._rows.values())
         corrections += self._corrections(booked, rows)
         self.done.settled = len(rows)
@@ -277,47 +294,53 @@ class Run:
             self.done.unpriced += 1
         elif how == _UNPRICED:
             how = _ESTIMATED  # it has a price after all, though nobody vouches for it
-        self._rows[settled.seq] = row = (
-            self._journal.id,
+        seq, request, counts, kv, avoided = (
             settled.seq,
             call.request,
+            counts_of(settled.tokens),
+            settled.kv,
+            settled.avoided,
+        )
+        self._rows[seq] = (
+            self._journal.id,
+            seq,
+            request,
             call.at,
             at,
             call.id,
             where.dimension,
             how,
             outcome,
-            *counts_of(settled.tokens),
+            *counts,
             cost,
             price,
             settled.ttft,
             settled.seconds,
-            settled.kv,
-            settled.avoided,
+            kv,
+            avoided,
             settled.note,
             self._survivor,
             where.end_user,
             where.labels,
         )
-        key = (at // QUARTER, where.dimension, how, outcome)
-        like = self._alike.get(key)
-        if like is None:
-            self._alike[key] = [row]
-        else:
-            like.append(row)
-
-    def _add_up(self) -> None:
-        """The new entries, into the sums."""
-        for alike in self._alike.values():
-            columns = list(zip(*alike, strict=True))
-            sums = self._sums.row(alike[0][_AT], alike[0][_DIMENSION], *alike[0][_HOW : _HOW + 2])
-            sums[0] += len(alike)
-            sums[1] += sum(map(eq, columns[_SEQ], columns[_REQUEST]))
-            for i, counts in enumerate(columns[_KINDS], _FIRST_KIND):
-                sums[i] += sum(counts)
-            sums[_COST] += sum(filter(None, columns[_ENTRY_COST]))
-            sums[_AVOIDED] += sum(columns[_ENTRY_AVOIDED])
-            sums[_KV] += sum(columns[_ENTRY_KV])
+        key = (int(at) // QUARTER, where.dimension, how, outcome)
+        sums = self._sums_of.get(key)
+        if sums is None:
+            sums = self._sums_of[key] = self._sums.row(at, where.dimension, how, outcome)
+        sums[0] += 1
+        if seq == request:
+            sums[1] += 1
+        place = _FIRST_KIND
+        for n in counts:
+            if n:
+                sums[place] += n
+            place += 1
+        if cost:
+            sums[_COST] += cost
+        if avoided:
+            sums[_AVOIDED] += avoided
+        if kv:
+            sums[_KV] += kv
 
     def _corrections(self, booked: dict[int, Any], new: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         if not self._adjusted:
