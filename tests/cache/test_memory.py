@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from typing import Any
 
 import msgspec
@@ -249,6 +250,21 @@ def test_all_is_forgotten_at_once_and_freed_a_slice_at_a_time() -> None:
         kept.clear()
         kept.put(key(1), answer("x"), NOW)
         assert len(kept._aside) <= 8
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_what_is_set_aside_may_pass_its_time_before_it_is_cleared_away(forgotten: bool) -> None:
+    kept = Answers(1 << 24)
+    for n in range(200):
+        kept.put(key(n), answer(f"{n:016x}", ttl=0.01 if n % 2 else 60.0), NOW)
+    if forgotten:
+        kept.clear()
+    else:
+        kept.configure(1 << 23, NOW)
+    time.sleep(1.2)  # by moka's own clock, whose wheel turns once in 1.1 s
+    while kept.sweep(NOW + 1):
+        pass
+    assert len(kept) == (0 if forgotten else 100)
 
 
 def test_fits_looks_at_no_likeness() -> None:

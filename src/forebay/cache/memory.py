@@ -195,7 +195,7 @@ class Answers:
         """From what is set aside and stays."""
         for old in self._aside:
             if old.stays and exact in old.known:
-                self._bring(old, exact, now)
+                self._bring(exact, old.known.pop(exact, None), now)
         return self._policy.get(exact)
 
     def _bring_all(self, now: float) -> None:
@@ -203,11 +203,11 @@ class Answers:
         for old in self._aside:
             if old.stays:
                 for key in list(old.known):
-                    self._bring(old, key, now)
+                    self._bring(key, old.known.pop(key, None), now)
 
-    def _bring(self, old: _Aside, key: bytes, now: float) -> None:
-        answer = old.known.pop(key)
-        if len(key) == _EXACT and key not in self._known and answer.usable(now):
+    def _bring(self, key: bytes, answer: Answer | None, now: float) -> None:
+        """None: moka let go of it, past its time, while another was taken from it."""
+        if answer is not None and len(key) == _EXACT and key not in self._known and answer.usable(now):
             self._entries[answer.id] = key
             self._set(key, answer, now)
 
@@ -216,10 +216,11 @@ class Answers:
             old = self._aside[0]
             for key in list(islice(old.known, most)):
                 most -= 1
+                answer = old.known.pop(key, None)
                 if old.stays:
-                    self._bring(old, key, now)
-                else:
-                    old.entries.pop(old.known.pop(key).id, None)
+                    self._bring(key, answer, now)
+                elif answer is not None:
+                    old.entries.pop(answer.id, None)
                 old.policy.remove(key)
             if not old.known:
                 del self._aside[0]
