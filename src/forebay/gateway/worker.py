@@ -165,7 +165,10 @@ class Worker:
             while (message := await self._channel.receive()) is not None:
                 match message:
                     case Reload(text, listed, prices):
-                        self._reload(text, listed, prices, gateway, server)
+                        try:
+                            self._reload(text, listed, prices, gateway, server)
+                        except Exception as e:  # the next one, and the drain, are to be heard all the same
+                            log.error("the new configuration is in force in part only", exc_info=e)
                     case Drain(deadline):
                         self._stop_in(deadline)
                     case _:
