@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, cast
 
 import pytest
@@ -81,6 +82,24 @@ def test_one_is_there_for_who_asks_and_is_put_away_once() -> None:
         assert (len(books.memory), len(books.shelf.waiting), books.counted("kept")) == (3, 0, 4)
 
     asyncio.run(play())
+
+
+def test_a_fault_in_reading_one_is_said_and_the_others_are_kept(caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        books = Books()
+        asked = Asked(exact(1), b"", "?", "")
+        odd = Fresh(
+            asked, FACTS, None, [cast("bytes", 7)], 1, b"", ((), ()), NO_TOKENS, 0, 0.5, 1000.0, True, False, 0
+        )  # fmt: skip
+        for one in (fresh(0), odd, fresh(1)):
+            books.shelf.put(one)
+        books.shelf.flush()
+        assert books.shelf.keep(odd) is None
+        assert (books.counted("kept"), books.counted("unreadable")) == (2, 2)
+
+    with caplog.at_level(logging.ERROR, "forebay.worker"):
+        asyncio.run(play())
+    assert "could not be read to be kept" in caplog.text
 
 
 @pytest.mark.parametrize(

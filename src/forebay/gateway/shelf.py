@@ -11,6 +11,7 @@ Mutable state: what waits, in the order in which it came, and two timers.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from time import time
 from typing import Final
@@ -28,6 +29,7 @@ from forebay.gateway.cache_telemetry import CacheTelemetry
 from forebay.gateway.feedback import Feedbacks
 from forebay.ledger.tokens import Tokens
 
+log = logging.getLogger("forebay.worker")
 _WAIT: Final = 0.005
 """Seconds from one putting away to the next; another worker finds them only then."""
 _MOST: Final = 256
@@ -186,7 +188,11 @@ class Shelf:
         asked, facts, rules, memory = fresh.asked, fresh.facts, self.rules, self.memory
         if fresh.stores:
             self._feedbacks.gave(entry_of(asked.exact), facts.partition, asked.question if asked.scope else "")
-        found = fresh.read()
+        try:
+            found = fresh.read()
+        except Exception as e:  # those who shared it wait for what is done after this, and others are to be kept
+            log.error("an engine's answer could not be read to be kept", exc_info=e)
+            found = Unfit.UNREADABLE
         if facts.writer and isinstance(found, Answer):
             found = keeping.written(found, facts.writer, memory.get(asked.exact, fresh.created))
         why = keeping.unfit(found, rules, stores=fresh.stores, bounded=fresh.bounded)
