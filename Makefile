@@ -3,8 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
+WARM := $(VENV)/.warm
 
-.PHONY: serve fit-judge compile pure test coverage lint typecheck layers test-books test-system test-engines fuzz clean
+# Python keeps what it compiled of each module, tests with their asserts rewritten included: without, each of pytest's
+# workers does it again at each run, twelve seconds of CPU each.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: serve fit-judge compile pure checks test coverage lint typecheck layers test-books test-system test-engines fuzz clean
 
 serve: $(COMPILED)
 	$(BIN)/forebay serve $(ARGS)
@@ -40,7 +45,16 @@ typecheck: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports
 
-test: $(COMPILED) lint typecheck layers
+# The tests' bytecode, once and not by three at the same time; what is wrong with a test is said when it runs.
+$(WARM): $(STAMP) $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)
+	@$(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
+	touch $@
+
+checks: $(COMPILED) lint $(WARM) layers typecheck
+
+# Compiling begins with half a minute on one core.
+test: $(STAMP)
+	$(MAKE) --no-print-directory -j 2 checks
 	$(BIN)/pytest -m "not system and not engines and not books" -n 3 --dist worksteal $(ARGS)
 
 # Which lines of src the tests run. Tracing takes a minute, so that it is not part of test.

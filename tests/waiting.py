@@ -35,7 +35,7 @@ def unread(port: int) -> int:
     return max((int(r[4].partition(":")[2], 16) for r in rows if r[2].endswith(f":{port:04X}")), default=0)
 
 
-def until_nobody_reads_from(port: int, within: float = 60.0, looks: int = 100) -> None:
+def until_nobody_reads_from(port: int, within: float = 100.0, looks: int = 10) -> None:
     """Bytes have come from `port`, are not read, and no more come: the receive window is full, whatever its size
     (a kernel may let a socket hold 40 kB or several MB)."""
     last, same = 0, 0
@@ -47,4 +47,4 @@ def until_nobody_reads_from(port: int, within: float = 60.0, looks: int = 100) -
         last = now
         return same >= looks
 
-    eventually(still, within)
+    eventually(still, within, 0.1)  # a look at every connection of the machine takes milliseconds

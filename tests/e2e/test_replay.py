@@ -24,26 +24,30 @@ def test_a_recorded_flood_is_decided_the_same_again(tmp_path: Path) -> None:
     options = ("--prefill-rate", "12000", "--decode-rate", "50", "--max-num-seqs", "32", "--kv-tokens", "20000")
     told_of = {"max_num_seqs": 32, "prefill_tokens_per_s": 12_000}
     path = tmp_path / "run.jsonl"
-    leave = asyncio.Event()
 
-    async def one(crowd: Crowd, i: int) -> Told:
+    async def one(crowd: Crowd, i: int, leave: asyncio.Event) -> Told:
         cls = "vip" if i % 10 == 0 else "normal" if i % 10 < 7 else "low"
         unary = {} if i % 7 else {"stream": False}
         asked = {"words": 100 + i * 37 % 200, "tokens": 10 + i * 13 % 30, **unary}
         return await crowd.ask(cls, **asked, leave_at=leave if i % 17 == 0 else None)
 
     async def flood(gateway: Gateway) -> list[Told]:
-        crowd = Crowd(gateway)
-        asks = [asyncio.ensure_future(one(crowd, i)) for i in range(300)]
+        crowd, leave = Crowd(gateway), asyncio.Event()
+        asks = [asyncio.ensure_future(one(crowd, i, leave)) for i in range(300)]
         await crowd.until(lambda: gateway.metric("forebay_queue_requests") > 20)
         leave.set()
-        await asyncio.to_thread(hup, gateway, {"queue": {"requests": 20}})
+        await asyncio.to_thread(hup, gateway, {"queue": {"requests": 5}})
         return await asyncio.gather(*asks)
 
     with running(*options) as a, running(*options) as b:
         rules = {"ttft": dict.fromkeys(PATIENT, 2.5), "queue": {"requests": 60}, "record": str(path)}
         with house(a, b, admission=rules, of_each=told_of) as gateway:
-            told = asyncio.run(flood(gateway))
+            told: list[Told] = []
+            for _ in range(5):  # on a busy machine the queue may be short again before it is told
+                hup(gateway, {})
+                told += asyncio.run(flood(gateway))
+                if any(t.reason == "reload" for t in told):
+                    break
             b.stop()
             eventually(lambda: gateway.metric("forebay_engine_healthy") == 1)
             told += asyncio.run(wave(Crowd(gateway), 20))

@@ -76,6 +76,7 @@ def test_no_stream_is_dropped_by_reloads_under_load(house: House) -> None:
 
 def test_the_log_level_is_in_force_in_every_process(mortal: House) -> None:
     forebay = mortal.forebay
+    eventually(lambda: "the books are open" in forebay.text)  # the last word of the start
     forebay.hup(mortal.changed(logging={"level": "error"}))
     before = len(forebay.text)
     assert forebay.stop() == 0

@@ -164,7 +164,7 @@ def test_sglang_serves_the_highest_priority_first_and_evicts_the_lowest(start_en
         "--kind", "sglang", "--enable-priority-scheduling", "--max-num-seqs", "1", "--max-num-queued-reqs", "2"
     )
     with (
-        engine.open_chat(stream=True, max_tokens=10, request_id="first") as first,
+        engine.open_chat(rid="first", stream=True, max_tokens=1500, request_id="first") as first,
         engine.open_chat(max_tokens=1, priority=1, request_id="low") as low,
     ):
         engine.until(lambda b: b["waiting"] == 1)
@@ -175,8 +175,10 @@ def test_sglang_serves_the_highest_priority_first_and_evicts_the_lowest(start_en
             assert b"The request queue is full." in read_until(none, b"}")
             with engine.open_chat(max_tokens=1, priority=3, request_id="mid") as mid:
                 assert b"aborted by a higher priority request" in read_until(low, b"}")
-                for sock in (first, high, mid):
-                    read_until(sock, b'"finish_reason":"length"')
+                engine.ask("POST", "/abort_request", {"rid": "first"})
+                assert b'"finish_reason":"abort"' in read_until(first, b'"finish_reason":"abort"')
+                for sock in (high, mid):
+                    assert b'"finish_reason":"length"' in read_until(sock, b'"finish_reason":"length"')
     ended = {r["id"]: r["ended"] for r in engine.books()["records"]}
     assert ended["first"] < ended["high"] < ended["mid"]
 
