@@ -478,10 +478,21 @@ def in_chunks(pieces: list[bytes], name: bytes = b"content", size: int = 40) -> 
     st.lists(st.one_of(st.just(b"a"), st.sampled_from(PIECES)), min_size=8, max_size=30),
     st.sampled_from([b"content", b"reasoning", b"refusal", b"text"]),
     st.integers(0, 100),
+    st.lists(st.integers(1, 3), min_size=1, max_size=40),
 )
-def test_a_stream_in_its_chunks_is_what_it_is_as_a_whole(pieces: list[bytes], name: bytes, size: int) -> None:
-    chunks = in_chunks(pieces, name, size)
-    events = b"".join(map(packing.unframed, chunks))
+def test_a_stream_in_its_chunks_is_what_it_is_as_a_whole(
+    pieces: list[bytes], name: bytes, size: int, together: list[int]
+) -> None:
+    """Also where some of them were read together."""
+    each = in_chunks(pieces, name, size)
+    events = b"".join([one[one.index(b"\r\n") + 2 : -2] for one in each])
+    chunks: list[bytes] = []
+    at = 0
+    while at < len(each):
+        n = together[len(chunks) % len(together)]
+        chunks.append(b"".join(each[at : at + n]))
+        at += n
+    assert b"".join(map(packing.unframed, chunks)) == events
     slow, quick = from_stream(events, ABOUT), answers.from_chunks(chunks, ABOUT)
     if isinstance(slow, Unfit):
         assert quick is slow

@@ -29,7 +29,7 @@ class Waiting:
 
 
 def test_a_fault_answers_everybody_who_waits(caplog: pytest.LogCaptureFixture) -> None:
-    caching: Any = object.__new__(Caching)
+    caching: Any = Caching.__new__(Caching)
     caching.telemetry = SimpleNamespace()  # has none of its counters
     waiting = [Waiting(started=False), Waiting(started=True)]
     flight = SimpleNamespace(sharing=waiting)

@@ -88,9 +88,9 @@ class Client:
     def __init__(self, flight: Flight, cls: Class = Class.NORMAL, *, http10: bool = False) -> None:
         self.outlet = Outlet()
         self.reply = self.outlet.reply = Reply(self.outlet, Request(b"POST", b"/", b"", [], {}, Peer("x"), http10))
-        self.reply.on_gone = self.client_gone
+        self.reply.on_gone, self.reply.on_pause, self.reply.on_resume = self.client_gone, self.pause, self.resume
         self.front = SimpleNamespace(class_=cls)
-        self.flight, self.attempts, self.refusal = flight, 0, None
+        self.flight, self.attempts, self.refusal, self.status = flight, 0, None, 200
         self.told: list[str] = []
 
     def _ends(self, outcome: Outcome) -> None:
@@ -117,6 +117,12 @@ class Client:
 
     def left_behind(self, outcome: Outcome) -> None:
         self.told.append(f"left behind: {outcome.value}")
+
+    def writes_to(self, reply: Reply) -> None:
+        self.reply = reply
+
+    def downstream_head(self) -> bytes:
+        return b"x-of: engine\r\n"
 
     def first_bytes(self, status: int) -> None: ...
 
@@ -153,10 +159,9 @@ class House:
         return x
 
     @property
-    def shared(self) -> Shared:
-        found = self.all[0].reply
-        assert isinstance(found, Shared)
-        return found
+    def shared(self) -> Reply:
+        """What the leader writes to: its own client's reply, while it is alone."""
+        return self.all[0].reply
 
     def leads(self, flight: Flight, x: Any) -> None: ...
     def follows(self, flight: Flight, x: Any) -> None: ...
@@ -246,6 +251,7 @@ def test_a_slow_leader_is_cut_loose_too_and_its_engine_goes_on() -> None:
 def test_alone_and_slow_nobody_is_cut_and_the_engine_waits() -> None:
     house = House(1, most=200)
     (leader,) = house.all
+    assert not isinstance(leader.reply, Shared)
     leader.outlet.room = 2
     house.shared.start(200, b"")
     for piece in PIECES:
@@ -275,6 +281,7 @@ def test_what_is_held_goes_out_to_nobody_before_its_release() -> None:
 
 def test_whoever_joins_late_hears_it_from_the_beginning_and_not_where_that_is_lost() -> None:
     house = House(1, most=100)
+    assert not isinstance(house.shared, Shared)
     house.shared.start(200, b"")
     for piece in PIECES[:3]:
         house.shared.write(piece)
@@ -380,12 +387,13 @@ def test_who_joins_before_anybody_leads_shares_what_the_first_one_asks_for() -> 
 def test_who_joins_when_it_was_said_and_is_not_booked_yet_hears_it_at_once() -> None:
     house = House(1, stream=False)
     first = house.all[0]
-    house.flight.brings(200, b"{}")
+    house.flight.brings(200, b"x-of: engine\r\n", b"{}")
     first.reply.send(200, b"", b"{}")
     first._ends(Outcome.OK)
     assert house.flight.led_by(first)  # type: ignore[arg-type]
     other = house.joins(stream=False)
     assert (other.told, b"".join(other.outlet.out)[-2:]) == (["hit"], b"{}")
+    assert b"x-of: engine" in other.outlet.out[0]
     late = house.joins(stream=True)
     assert (late.told, list(house.flight.seats)) == ([], [late])  # it gets it in its own form, of the host
 

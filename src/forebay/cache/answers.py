@@ -93,8 +93,11 @@ def from_stream(
 
 
 def from_chunks(chunks: Sequence[bytes], about: About, *, usage: bytes = b"", length: bool = False) -> Answer | Unfit:
-    """As `from_stream`, of what the client was sent in HTTP's chunks, as they were framed."""
+    """As `from_stream`, of what the client was sent in HTTP's chunks, as they were framed, one or several each."""
     run = packing.run_of(chunks)
+    if run is None and (apart := packing.single(chunks)) is not chunks:
+        chunks = apart
+        run = packing.run_of(chunks)
     if run is not None:
         found = _plain(run.same, about, usage, length=length, run=run)
         if found is not None:

@@ -34,21 +34,13 @@ FORM: Final = "2"
 """Of keys: where what they hold or leave out changes, this does, so that hosts of two versions share nothing wrong."""
 _SIZE: Final = 16
 _ORDINARY: Final = CachedModel()
-_LEAVES_IT: Final = (
-    "model",  # in the facts
-    "stream",
-    "stream_options",
-    "user",
-    "safety_identifier",
-    "metadata",
-    "store",
-    "service_tier",
-    "priority",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "request_id",
+_MAY_LEAVE: Final = frozenset(
+    {
+        *("stream", "stream_options", "user", "safety_identifier", "metadata", "store", "service_tier", "priority"),
+        *("prompt_cache_key", "prompt_cache_retention", "request_id"),
+    }
 )
-"""Fields that do not change what is answered."""
+"""Fields that do not change what is answered; nor does `model`, which is in the facts."""
 
 
 class Wish(NamedTuple):
@@ -236,7 +228,7 @@ MOST_BYTES: Final = 1 << 20
 _CLOSE_LOOK: Final = 1 << 14
 """Bytes up to which 1 and 1.0 are the same: a reading of numbers one by one."""
 _decode: Final = msgspec.json.Decoder(dict[str, Any], float_hook=_number).decode
-_decode_large: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_as_it_is: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 _UNREADABLE: Final = Bypassed("unreadable")
 _FAILURES: Final = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
@@ -252,10 +244,11 @@ def read(body: ChatBody | CompletionBody, payload: bytes, facts: Facts, rules: C
     if size > MOST_BYTES or (size > _CLOSE_LOOK and _tangled(payload)):
         return Bypassed("large")
     try:
-        fields = _decode(payload) if size <= _CLOSE_LOOK else _decode_large(payload)
-        for name in _LEAVES_IT:
-            if name in fields:
-                del fields[name]
+        fields = _decode_as_it_is(payload)
+        _leave_out(fields)
+        if size <= _CLOSE_LOOK and not _settles(fields):
+            fields = _decode(payload)
+            _leave_out(fields)
         if None in fields.values():
             fields = {name: value for name, value in fields.items() if value is not None}
         why = _uncached(fields, rules)
@@ -285,6 +278,43 @@ def read(body: ChatBody | CompletionBody, payload: bytes, facts: Facts, rules: C
     except _FAILURES:
         return _UNREADABLE
     return Asked(state.digest(), scope, question or "", why)
+
+
+def _leave_out(fields: dict[str, Any]) -> None:
+    """What does not change the answer."""
+    fields.pop("model", None)
+    if not _MAY_LEAVE.isdisjoint(fields):
+        for name in _MAY_LEAVE:
+            fields.pop(name, None)
+
+
+def _settles(fields: dict[str, Any]) -> bool:
+    """Make whole numbers of those that are, as `_number` does, where none stands deeper than in a field itself: that
+    asks for a call less of each. False: one does."""
+    for name, value in fields.items():
+        if type(value) is float:
+            if value.is_integer():
+                fields[name] = int(value)
+            elif not isfinite(value):
+                return False
+        elif type(value) is not str and _has_float(value):
+            return False
+    return True
+
+
+def _has_float(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        for one in value.values():
+            if type(one) is not str and _has_float(one):
+                return True
+    elif kind is list:
+        for one in value:
+            if type(one) is not str and _has_float(one):
+                return True
+    else:
+        return kind is float
+    return False
 
 
 def _end_user(body: ChatBody | CompletionBody) -> str | tuple[str, str]:

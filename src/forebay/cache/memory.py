@@ -54,12 +54,14 @@ class Answers:
     """By exact key. Mutable state: the answers and moka's books on them, the keys by entry, purges under way, what is
     set aside, and how many were evicted."""
 
-    __slots__ = ("_aside", "_entries", "_known", "_policy", "_sweeps", "evicted", "most_bytes")
+    __slots__ = ("_aside", "_entries", "_known", "_policy", "_size", "_sweeps", "evicted", "most_bytes")
 
     def __init__(self, most_bytes: int) -> None:
         self.evicted = 0
         """For want of room."""
         self._aside: list[_Aside] = []
+        self._size = 0
+        """Of the answer that moka is given just now, where that is known."""
         self._begin(most_bytes)
 
     def _begin(self, most_bytes: int) -> None:
@@ -68,7 +70,7 @@ class Answers:
         self._entries: dict[str, bytes] = {}
         self._sweeps: list[_Sweep] = []
         gone = partial(self._gone, self._known, self._entries)
-        self._policy: Moka[bytes, Answer] = Moka(most_bytes, eviction_listener=gone, weigher=_weight)
+        self._policy: Moka[bytes, Answer] = Moka(most_bytes, eviction_listener=gone, weigher=self._weight)
 
     def get(self, exact: bytes, now: float) -> Answer | None:
         """`now`: Unix time. What is past its time, but may be given while a fresh one is fetched, is given, too:
@@ -94,22 +96,34 @@ class Answers:
                 self._set(exact + _OTHER, other, now)
         return other
 
-    def put(self, exact: bytes, answer: Answer, now: float) -> None:
-        """In place of what there is."""
+    def put(self, exact: bytes, answer: Answer, now: float, size: int = 0) -> None:
+        """In place of what there is. `size`: its `size_of`, where that is known: then `settle` is left to the caller,
+        until when there may be more than the bound."""
         if exact in self._known:
             self.drop_key(exact)
         if answer.usable(now):
             self._entries[answer.id] = exact
-            self._set(exact, answer, now)
+            self._set(exact, answer, now, size)
         if self._sweeps:
             self._sweep(_STEP)
         if self._aside:
             self._clear_away(_STEP, now)
 
-    def _set(self, key: bytes, answer: Answer, now: float) -> None:
+    def _set(self, key: bytes, answer: Answer, now: float, size: int = 0) -> None:
         self._known[key] = answer
+        self._size = size
         self._policy.set(key, answer, ttl=answer.created + answer.ttl + answer.stale - now)
-        self._policy.run_pending_tasks()  # the bound holds now, not with one of the next calls
+        self._size = 0
+        if not size:
+            self.settle()
+
+    def settle(self) -> None:
+        """The bound holds from now on, and not with one of the next calls."""
+        self._policy.run_pending_tasks()
+
+    def _weight(self, key: bytes, answer: Answer) -> int:
+        """Moka asks while it takes it."""
+        return self._size or size_of(answer)
 
     def _gone(
         self, known: dict[bytes, Answer], entries: dict[str, bytes], key: bytes, answer: Answer, cause: str
@@ -240,8 +254,10 @@ class Answers:
 _EXACT: Final = 16
 
 
-def _weight(key: bytes, answer: Answer) -> int:
-    return answer.size
+def size_of(answer: Answer) -> int:
+    """Bytes it takes in memory, about."""
+    size: int = answer.size
+    return size
 
 
 def fits(answer: Answer, purge: Purge) -> bool:

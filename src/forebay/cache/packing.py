@@ -26,6 +26,9 @@ _EVENT: Final = b"data: "
 _CUT: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?(?:\0|$)|\\u[dD][89abAB]")
 """An escape at the end of an event's words that may go on in the next one's, or half of a character."""
 _CHUNK_END: Final = b"\n\n\r\n"
+_LF: Final = 10
+_PAST_HEAD: Final = 6
+"""An offset behind the line end of a chunk's head of up to four digits, and before the first line end of an event."""
 _ENDS: Final = 8
 """Events at either end of a stream that may look otherwise: a role, an end, usage."""
 _FEW: Final = 2 * _ENDS
@@ -73,8 +76,8 @@ def run_of(chunks: Sequence[bytes]) -> Run | None:
     else:
         return None
     before, after = example[at : found.end()], example[words.end() :]
-    if not before.startswith(_EVENT) or not after.endswith(_CHUNK_END):
-        return None
+    if not before.startswith(_EVENT) or b"\n" in before or after.find(_LF) != len(after) - len(_CHUNK_END):
+        return None  # also where a piece has several
     first = next((i for i in range(_ENDS) if _fits(chunks[i], before, after)), n)
     last = next((i for i in range(n - 1, n - 1 - _ENDS, -1) if _fits(chunks[i], before, after)), 0)
     if last - first < _ENDS:
@@ -108,9 +111,33 @@ def _fits(chunk: bytes, before: bytes, after: bytes) -> bool:
     return chunk.endswith(after) and chunk.startswith(before, chunk.find(b"\n") + 1)
 
 
-def unframed(chunk: bytes) -> bytes:
-    """What a chunk of HTTP's holds."""
-    return chunk[chunk.index(b"\r\n") + 2 : -2]
+def unframed(piece: bytes) -> bytes:
+    """What a chunk of HTTP's holds, or several in a row."""
+    if piece.find(_LF, _PAST_HEAD) == len(piece) - len(_CHUNK_END):  # as nearly all are
+        return piece[piece.index(b"\r\n") + 2 : -2]
+    return b"".join([chunk[chunk.index(b"\r\n") + 2 : -2] for chunk in _apart(piece)])
+
+
+def single(pieces: Sequence[bytes]) -> Sequence[bytes]:
+    """The same, a chunk each."""
+    found: list[bytes] = []
+    for piece in pieces:
+        if piece.find(_LF, _PAST_HEAD) == len(piece) - len(_CHUNK_END):
+            found.append(piece)
+        else:
+            found += _apart(piece)
+    return found if len(found) != len(pieces) else pieces
+
+
+def _apart(piece: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    at = 0
+    while at < len(piece):
+        begin = piece.index(b"\r\n", at) + 2
+        end = begin + int(piece[at : begin - 2], 16) + 2
+        found.append(piece[at:end])
+        at = end
+    return found
 
 
 def unpack(packed: bytes, repeated: tuple[bytes, ...]) -> bytes:

@@ -197,11 +197,11 @@ def worth(words: list[str], text: str) -> int:
         found |= MORE
     if words[-1] in _END:
         found |= TIME
-    if first.startswith(_NUMBERED) or (("my" in words or "our" in words) and _asked_for(words)):
+    if first.startswith(_NUMBERED) or (("my" in text or "our" in text) and _asked_for(words)):
         found |= MINE
     if "random" in text:  # and whatever begins with it
         found |= CHANCE | MORE
-    if "much" in words and any(name in text for name in _TRADED):
+    if "much" in text and "much" in words and any(name in text for name in _TRADED):
         found |= STATE
     return found
 

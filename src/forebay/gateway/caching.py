@@ -34,7 +34,7 @@ from forebay.gateway.cache_telemetry import CacheTelemetry
 from forebay.gateway.cached import Part, Replay, in_pieces
 from forebay.gateway.feedback import Feedbacks
 from forebay.gateway.flight_seats import End, Shared, usage_fields
-from forebay.gateway.flights import Flight
+from forebay.gateway.flights import Flight, Host
 from forebay.gateway.handles import Entry
 from forebay.gateway.shelf import Fresh, Shelf, entry_of
 from forebay.ledger.tokens import NO_TOKENS
@@ -56,7 +56,7 @@ _MOST_BEHIND: Final = 256
 """Engines asked for nobody at once."""
 
 
-class Caching:
+class Caching(Host):
     def __init__(self, gateway: Gateway, config: Config, loop: asyncio.AbstractEventLoop) -> None:
         self.telemetry = CacheTelemetry()
         self.flights: dict[bytes, Flight] = {}
@@ -128,9 +128,12 @@ class Caching:
                     self._known(x, answer, now)
                     return
             flight = self._joined(part, exact)
-            if flight is not None and not wish.only and flight.takes(rules.followers):  # it may come to lead it
-                self._join(x, part, flight)
-                return
+            if flight is not None and not wish.only:  # it may come to lead it
+                if flight.takes(rules.followers):
+                    self._join(x, part, flight)
+                    return
+                if flight.past:
+                    self.over(flight)
         self._fly(x, part, asked)
 
     def _known(self, x: Exchange, answer: Answer, now: float) -> None:
@@ -357,7 +360,9 @@ class Caching:
         part.kind = Kind.MISS
         if part.wish.stores:
             part.entry = entry_of(flight.exact)
-            if x is not flight.solo:  # whose client hears of it with the answer, which is said to be given then
+            if (
+                x is not flight.solo or x.stream
+            ):  # whose client hears of it with the answer, which is said to be given then
                 self._gave(part)
         if part.background:
             return

@@ -28,6 +28,7 @@ from forebay.lifecycle import Event, State, walk
 from forebay.wire.head import Header
 from forebay.wire.inflate import CODINGS, InflateFailed, Inflater
 from forebay.wire.memo import AnswerMemo
+from forebay.wire.reply import Reply
 from forebay.wire.upstream import Failure
 
 log = logging.getLogger("forebay.worker")
@@ -275,6 +276,10 @@ class Exchange(Attempts):
             self.refuse(refusal)  # another engine would start the client's wait anew
         else:
             self.broken(refusal)
+
+    def writes_to(self, reply: Reply) -> None:
+        """From now on, what it has begun included."""
+        self.reply = reply
 
     # --- for relays: what an answer is made of -----------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ Mutable state: answers that were given lately, by entry; how many each key said 
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
@@ -37,7 +36,7 @@ PATH: Final = b"/v1/feedback"
 WITHIN: Final = 2.0
 """Seconds the helper process has."""
 MOST_GIVEN: Final = 4_096
-"""Answers whose question and model are remembered."""
+"""Answers whose question and model are remembered, at least; twice as many, at most."""
 LONGEST: Final = 4_096
 """Characters of a question that is remembered, or may be said; a longer one teaches nothing."""
 PER_MINUTE: Final = 600
@@ -60,16 +59,15 @@ _decoder: Final = msgspec.json.Decoder(Body)
 class Feedbacks:
     def __init__(self, caching: Caching) -> None:
         self._caching = caching
-        self._given: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._given: dict[str, tuple[str, str]] = {}
+        self._older: dict[str, tuple[str, str]] = {}
         """(partition, question)."""
         self._bad = FailedKeys(PER_MINUTE)
 
     def gave(self, entry: str, partition: str, question: str) -> None:
-        given = self._given
-        given[entry] = (partition, question if len(question) <= LONGEST else "")
-        given.move_to_end(entry)
-        if len(given) > MOST_GIVEN:
-            given.popitem(last=False)
+        if len(self._given) >= MOST_GIVEN:
+            self._older, self._given = self._given, {}
+        self._given[entry] = (partition, question if len(question) <= LONGEST else "")
 
     def take(self, request: Request, reply: Reply, caller: Caller, done: Callable[[int, Refusal | None], None]) -> None:
         """Answers, at once or when the helper process has; `done` is called once then, with the status and the refusal
@@ -121,7 +119,7 @@ class Feedbacks:
     def _of(self, caller: Caller, entry: str, body: Body) -> tuple[str, str]:
         """The entry's partition, as far as it is the caller's, and the question; "" where it is not known."""
         rules = self._caching.rules
-        known, question = self._given.get(entry, ("", ""))
+        known, question = self._given.get(entry) or self._older.get(entry, ("", ""))
         if known and not within(known, tenant_of(rules, caller)):
             known = question = ""
         if not known and body.model:
@@ -131,7 +129,7 @@ class Feedbacks:
         return known, body.question or question
 
     def __repr__(self) -> str:
-        return f"<Feedbacks on {len(self._given)} answers>"
+        return f"<Feedbacks on {len(self._given) + len(self._older)} answers>"
 
 
 def tenant_of(rules: Cache, caller: Caller) -> str:

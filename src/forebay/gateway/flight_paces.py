@@ -10,7 +10,7 @@ from forebay import errors
 from forebay.cache.packing import unframed
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.flight_seats import Altered, End, Seat, Shared
-from forebay.wire.reply import HELD
+from forebay.wire.reply import HELD, Log
 
 if TYPE_CHECKING:
     from forebay.cache.answers import Answer
@@ -66,8 +66,8 @@ class Paces:
         self.silent = silent
         self.seats: dict[Exchange, Seat] = {}
         self.solo: Exchange | None = None
-        """Nobody shares with it yet, and it writes to its client by itself: it has no seat. Only where the answer comes
-        whole, so that nobody who joins has missed anything."""
+        """Nobody shares with it yet, and it writes to its client by itself: it has no seat. What it wrote of a stream
+        is in its reply's log, so that nobody who joins has missed anything."""
         self.leader: Exchange | None = None
         self.shared: Shared | None = None
         self.streams = False
@@ -182,6 +182,9 @@ class Paces:
         if self.held:
             self.held = False
             self._held_bytes = 0
+            for seat in self.seats.values():
+                if seat.begun:
+                    self._find_writer(seat)
             self._advance_all()
             self._look()
 
@@ -234,13 +237,33 @@ class Paces:
         seat.begun = True
         self._dress(seat)
         seat.reply.start(self.status, self.head)
+        self._find_writer(seat)
+        seat.x.first_bytes(self.status)
+
+    def _find_writer(self, seat: Seat) -> None:
         if seat.x.hides_usage != self.hides_usage:
             seat.write = Altered(self, seat)
         elif (write := seat.reply.raw_writer()) is not None:
             seat.write, seat.raw = write, True
         else:
             seat.write = lambda framed: seat.reply.write(unframed(framed))
-        seat.x.first_bytes(self.status)
+
+    def _known(self, x: Exchange, log: Log) -> None:
+        """What one who was alone has written or, where it is held, is about to: its answer has begun."""
+        reply = x.reply
+        self.held, self._held_bytes, self.stopped = reply.holds >= 0, max(0, reply.holds), reply.paused
+        self.status, self.head = x.status, x.downstream_head()
+        self._log, self.keeps = log.pieces, log.whole
+        self.bytes = self._kept = log.size
+        self.first = unframed(log.pieces[0]) if log.pieces else b""
+
+    def _goes_on(self, seat: Seat) -> None:
+        """Its client has all of the log, or its reply has."""
+        seat.begun = True
+        seat.at = self._base + len(self._log)
+        if not self.held:
+            self._find_writer(seat)
+            self.advance(seat)
 
     def _dress(self, seat: Seat) -> None:
         if self.shared is not None and seat.x.reply is self.shared:

@@ -137,6 +137,8 @@ class Shared(Reply):
         self._flight.hold()
 
     def release(self) -> None:
+        if self.own is not None:  # from before it was shared
+            self.own.release()
         self._flight.release()
 
     def send(self, status: int, headers: bytes, body: bytes) -> None:

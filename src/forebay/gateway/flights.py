@@ -3,7 +3,7 @@
 The first of them leads: its exchange goes to an engine as any other, and writes into `Shared` where it would write into
 its client's reply. Everyone who sits in the flight, the leader's client among them, hears all of it from the beginning
 and at its own pace: who keeps up is written to as bytes come; who does not goes on from the log when it has room. One
-that is alone, and whose answer comes whole, needs none of that (`solo`) until another one joins.
+that is alone needs none of that (`solo`): it writes to its client as if there were no flight, until another one joins.
 
 who leaves                                   what becomes of the flight
 a follower                                   nothing
@@ -20,13 +20,15 @@ it is whole                                  all have it; in the other form (JSO
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from forebay import errors
 from forebay.errors import Outcome, Refusal
 from forebay.gateway.flight_paces import Paces
 from forebay.gateway.flight_seats import End, Seat, Shared
+from forebay.wire.reply import Log
 
 if TYPE_CHECKING:
     from forebay.gateway.exchange import Exchange
@@ -36,29 +38,35 @@ _AGAIN: Final = frozenset({Outcome.ENGINE_ERROR, Outcome.ENGINE_TIMEOUT, Outcome
 RESTARTS: Final = 1
 
 
-class Host(Protocol):
+class Host(ABC):
     """What a flight needs of whoever keeps it."""
 
+    @abstractmethod
     def leads(self, flight: Flight, x: Exchange) -> None:
         """It is about to ask for an engine: say so in its head."""
         ...
 
+    @abstractmethod
     def follows(self, flight: Flight, x: Exchange) -> None:
         """Another leads instead."""
         ...
 
+    @abstractmethod
     def heard(self, flight: Flight, x: Exchange) -> None:
         """A follower has the whole answer."""
         ...
 
+    @abstractmethod
     def too_large(self, flight: Flight, waiting: list[Exchange]) -> None:
         """The log is not whole any more: nobody joins, and those who wait for all of it must ask for themselves."""
         ...
 
+    @abstractmethod
     def over(self, flight: Flight) -> None:
         """Nobody joins any more."""
         ...
 
+    @abstractmethod
     def soon(self, what: Callable[[], None]) -> None:
         """Call it when the event loop comes round."""
         ...
@@ -81,9 +89,18 @@ class Flight(Paces):
 
     def takes(self, most: int) -> bool:
         """Whether one more may join."""
-        if self.solo is not None and self.body is None and self.solo.reply.started:
+        if self.past:
             return False
         return self.keeps and self.end is not End.CUT and self.status in (0, 200) and len(self.seats) <= most
+
+    @property
+    def past(self) -> bool:
+        """Its leader is alone, and has written what nobody else can be told any more."""
+        solo = self.solo
+        if solo is None or self.end is not End.NOT or not solo.reply.started:
+            return False
+        log = solo.reply.log
+        return log is None or not log.whole or not solo.reply.open
 
     @property
     def sharing(self) -> tuple[Exchange, ...]:
@@ -101,8 +118,14 @@ class Flight(Paces):
         if self.solo is not None:
             if self.end is End.NOT:
                 self._share(self.solo)
-        elif not (self.seats or x.stream or self.leader is not None or self.silent):
+            elif self.streams:
+                self.head = self.solo.downstream_head()
+        elif not (self.seats or self.leader is not None or self.silent or self.status) and (
+            not x.stream or not x.reply.request.http10
+        ):
             self.solo = x
+            if x.stream:
+                x.reply.log = Log(self._most)
             return
         seat = self.seats[x] = Seat(self, x, x.reply)
         leader = self.leader
@@ -121,13 +144,34 @@ class Flight(Paces):
     def _share(self, x: Exchange) -> None:
         """It has been alone until now."""
         self.solo = None
-        self.seats[x] = Seat(self, x, x.reply)
-        if x is self.leader:
-            self._writes_here(x, Shared(self, x.reply))
+        reply = x.reply
+        log, reply.log = reply.log, None
+        seat = Seat(self, x, reply)
+        if reply.open or not x.stream:
+            self.seats[x] = seat
+        if x is not self.leader:
+            return
+        begun = reply.started and log is not None
+        if begun and log is not None:
+            self._known(x, log)
+        shared = Shared(self, reply)
+        shared.started = begun
+        x.writes_to(shared)
+        self._writes_here(x, shared)
+        if begun:
+            self._goes_on(seat)
 
-    def brings(self, status: int, body: bytes) -> None:
+    def brings(self, status: int, head: bytes, body: bytes) -> None:
         """The whole answer that its solo is about to give to its client."""
-        self.status, self.body, self.end = status, body, End.WHOLE
+        self.status, self.head, self.body, self.end = status, head, body, End.WHOLE
+
+    def _said(self, x: Exchange) -> None:
+        """Its solo has given all of its stream to its client."""
+        log, x.reply.log = x.reply.log, None
+        if log is not None:
+            self.status, self.end = x.status, End.WHOLE
+            self._log, self.keeps = log.pieces, log.whole
+            self.bytes = self._kept = log.size
 
     def depart(self) -> None:
         """The best of those who sit in it leads; where nobody does, it is over."""
@@ -161,6 +205,7 @@ class Flight(Paces):
         """Nobody asks an engine: each has its own reply again."""
         if self.solo is not None:
             x, self.solo = self.solo, None
+            x.reply.log = None
             self.end = End.CUT
             self._host.over(self)
             return [x]
@@ -205,6 +250,8 @@ class Flight(Paces):
         """An exchange of it is being settled."""
         if x is self.solo:
             self.leader = None
+            if outcome is Outcome.OK and x.stream:
+                self._said(x)
             if self.end is End.NOT:
                 self.end = End.CUT
                 self._host.over(self)

@@ -15,19 +15,42 @@ from forebay.cache.answers import About, Answer, Unfit
 from forebay.cache.refusing import refuses
 from forebay.config.cache import Cache
 from forebay.gateway.kept_shape import Whole
+from forebay.ledger.tokens import Tokens
 
 _decode: Final = msgspec.json.Decoder(Whole).decode
+_LOOSE: Final = b" \t\r\n\\"
+"""Signs that the same in few words has not."""
 _PLAIN: Final = frozenset({"stop", "length"})
 
 
 def of_unary(body: bytes, about: About) -> Answer | Unfit:
     """Kept also where it was cut by max_tokens or calls tools."""
-    found = _plain_unary(body, about)
-    return found if found is not None else answers.from_unary(body, about, length=True)
+    found = plain(body)
+    if found is None:
+        return answers.from_unary(body, about, length=True)
+    return made(
+        found,
+        body,
+        about.id,
+        about.created,
+        about.ttl,
+        about.stale,
+        about.model,
+        about.version,
+        about.partition,
+        about.question,
+        about.tags,
+        about.sources,
+        about.tokens,
+        about.avoided,
+        about.price,
+        about.seconds,
+    )
 
 
-def unfit(found: Answer | Unfit, rules: Cache, *, stores: bool, bounded: bool) -> str:
-    """Why it is not kept; "" where it is. `stores`: its request lets it; `bounded`: limits lowered its max_tokens."""
+def unfit(found: Answer | Unfit, rules: Cache, *, stores: bool, bounded: bool, size: int = -1) -> str:
+    """Why it is not kept; "" where it is. `stores`: its request lets it; `bounded`: limits lowered its max_tokens;
+    `size`: the answer's, where it is known."""
     if isinstance(found, Unfit):
         return found.value
     if not rules.enabled:
@@ -38,7 +61,7 @@ def unfit(found: Answer | Unfit, rules: Cache, *, stores: bool, bounded: bool) -
         return Unfit.LENGTH.value
     if found.calls and not rules.tool_calls:
         return Unfit.TOOL_CALL.value
-    return Unfit.LARGE.value if found.size > rules.answer_bytes else ""
+    return Unfit.LARGE.value if (size if size >= 0 else found.size) > rules.answer_bytes else ""
 
 
 def written(found: Answer, writer: bytes, known: Answer | None) -> Answer:
@@ -50,9 +73,14 @@ def written(found: Answer, writer: bytes, known: Answer | None) -> Answer:
     return msgspec.structs.replace(found, writer=writer, verified=verified)
 
 
-def _plain_unary(body: bytes, about: About) -> Answer | None:
+def plain(body: bytes) -> Whole | None:
+    """An answer like most. None: it is another, or none."""
     try:
         found = _decode(body)
+        usage = bytes(found.usage)
+        if usage and (usage == b"null" or not usage.isascii() or usage.translate(None, _LOOSE) != usage):
+            said = msgspec.json.decode(usage)
+            found.usage = msgspec.Raw(msgspec.json.encode(said) if said is not None else b"")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if found.error is not None or found.object == "error" or len(found.choices) != 1:
@@ -63,34 +91,49 @@ def _plain_unary(body: bytes, about: About) -> Answer | None:
         return None
     if message is not None and (message.tool_calls or message.function_call is not None or message.refusal):
         return None  # vLLM says [] of calls
-    if refuses((message.content if message is not None else choice.text) or ""):
-        return None
-    usage = msgspec.json.encode(found.usage) if found.usage is not None else b""
-    return _answer(about, found, choice.finish_reason, body, usage, streamed=False)
+    return None if refuses((message.content if message is not None else choice.text) or "") else found
 
 
-def _answer(about: About, found: Whole, finish: str, body: bytes, usage: bytes, *, streamed: bool) -> Answer:
+def made(
+    found: Whole,
+    body: bytes,
+    entry: str,
+    created: float,
+    ttl: float,
+    stale: float,
+    model: str,
+    version: str,
+    partition: str,
+    question: str,
+    tags: tuple[str, ...],
+    sources: tuple[str, ...],
+    tokens: Tokens,
+    avoided: int,
+    price: bytes,
+    seconds: float,
+) -> Answer:
+    """What is kept of one that is `plain`: the fields of About, one by one, since to make one takes as long."""
     return Answer(
-        about.id,
-        about.created,
-        about.ttl,
-        about.stale,
-        about.model,
-        about.version,
-        about.partition,
-        about.question,
+        entry,
+        created,
+        ttl,
+        stale,
+        model,
+        version,
+        partition,
+        question,
         "",
-        about.tags,
-        about.sources,
-        about.tokens,
-        about.avoided,
-        about.price,
-        about.seconds,
+        tags,
+        sources,
+        tokens,
+        avoided,
+        price,
+        seconds,
         found.object != "text_completion",
-        streamed,
-        finish,
+        False,
+        found.choices[0].finish_reason or "",
         False,
         found.id or "",
         body,
-        usage,
+        bytes(found.usage),
     )

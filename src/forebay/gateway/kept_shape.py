@@ -26,5 +26,6 @@ class Whole(msgspec.Struct, gc=False):
     id: str | None = None
     object: str | None = None
     choices: tuple[Choice, ...] = ()
-    usage: Any = None
+    usage: msgspec.Raw = msgspec.Raw()
+    """As it stands there; empty: there is none."""
     error: Any = None

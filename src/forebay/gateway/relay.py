@@ -139,7 +139,7 @@ class Unary(Exchange):
         if self.gateway.booking is not None:
             self.gateway.booking.first_byte(self)
         if self.part is not None and self.part.flight is not None and self.part.flight.solo is self:
-            self.part.flight.brings(self.status, body)
+            self.part.flight.brings(self.status, block, body)
         self.reply.send(self.status, block, body)
         self._settle(_OK)
 
@@ -226,7 +226,15 @@ class Stream(Exchange):
         """Have the tap write by itself; not while the reply is held."""
         write, tap = self.reply.raw_writer(), self._tap
         if write is not None and tap is not None and not self._done:
-            tap.write_to(self._said.heard(write) if self._said is not None else write)
+            tap.write_to(self._said.heard(write) if self._said is not None else write, self.reply.log)
+
+    def writes_to(self, reply: Reply) -> None:
+        self.account()
+        self.reply = reply
+        if self._tap is not None:
+            self._tap.forget()
+            if self._taps:
+                self._tap_to_client()
 
     def account(self) -> None:
         if self._tap is not None:

@@ -19,7 +19,7 @@ from typing import Final
 from forebay.cache import answers
 from forebay.cache.answers import About, Answer, Unfit
 from forebay.cache.key import Asked, Facts
-from forebay.cache.memory import Answers, fits
+from forebay.cache.memory import Answers, fits, size_of
 from forebay.cache.messages import Drop, Store
 from forebay.config.cache import Cache
 from forebay.counters import Counter
@@ -87,6 +87,27 @@ class Fresh:
 
     def read(self) -> Answer | Unfit:
         asked, facts = self.asked, self.facts
+        if self.body is not None:
+            whole = keeping.plain(self.body)
+            if whole is not None:
+                return keeping.made(
+                    whole,
+                    self.body,
+                    entry_of(asked.exact),
+                    self.created,
+                    facts.ttl,
+                    facts.stale,
+                    facts.model,
+                    facts.version,
+                    facts.partition,
+                    asked.question,
+                    self.tags,
+                    self.sources,
+                    self.tokens,
+                    self.cost,
+                    b"",
+                    self.seconds,
+                )
         about = About(
             id=entry_of(asked.exact),
             created=self.created,
@@ -103,7 +124,7 @@ class Fresh:
             seconds=self.seconds,
         )
         if self.body is not None:
-            return keeping.of_unary(self.body, about)
+            return answers.from_unary(self.body, about, length=True)
         if self.chunks is not None:
             return answers.from_chunks(self.chunks, about, usage=self.usage, length=True)
         return Unfit.LARGE
@@ -180,11 +201,12 @@ class Shelf:
         for fresh in found:
             del self.waiting[fresh.asked.exact]
             self._bytes -= fresh.size
-            self.keep(fresh)
+            self.keep(fresh, more=True)
+        self.memory.settle()
 
-    def keep(self, fresh: Fresh, drop: Drop | None = None) -> Answer | None:
+    def keep(self, fresh: Fresh, drop: Drop | None = None, *, more: bool = False) -> Answer | None:
         """Now. Returns it for those who wait for it in another form, whether it is kept or not. `drop`: not where it is
-        of those."""
+        of those. `more`: `memory.settle` is called when these are there, too."""
         asked, facts, rules, memory = fresh.asked, fresh.facts, self.rules, self.memory
         if fresh.stores:
             self._feedbacks.gave(entry_of(asked.exact), facts.partition, asked.question if asked.scope else "")
@@ -195,10 +217,13 @@ class Shelf:
             found = Unfit.UNREADABLE
         if facts.writer and isinstance(found, Answer):
             found = keeping.written(found, facts.writer, memory.get(asked.exact, fresh.created))
-        why = keeping.unfit(found, rules, stores=fresh.stores, bounded=fresh.bounded)
+        size = size_of(found) if isinstance(found, Answer) else 0
+        why = keeping.unfit(found, rules, stores=fresh.stores, bounded=fresh.bounded, size=size)
         if not why and isinstance(found, Answer) and not (drop is not None and _goes(found, drop)):
             self._kept.value += 1
-            memory.put(asked.exact, found, fresh.created)
+            memory.put(asked.exact, found, fresh.created, size)
+            if not more:
+                memory.settle()
             if self.client is not None:
                 self.client.store(
                     Store(

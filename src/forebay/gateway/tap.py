@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Final
 
 from forebay.counters import Histogram
+from forebay.wire.reply import Log
 
 _WORDS: Final = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":"((?:[^"\\]|\\.)*)')
 _NONE: Final = b"\0no read ends like this\0"
@@ -109,6 +110,7 @@ class Tap(asyncio.Protocol):
         "_fallback",
         "_gaps",
         "_learned",
+        "_log",
         "_longest",
         "_shortest",
         "_write",
@@ -124,6 +126,7 @@ class Tap(asyncio.Protocol):
         self._shortest = self._longest = inf
         self._learned = _NONE
         self._write: Callable[[bytes], None] | None = None
+        self._log: Log | None = None
         self._fallback: asyncio.Protocol | None = None
         self.suffix = _NONE
         self.events = 0
@@ -145,11 +148,12 @@ class Tap(asyncio.Protocol):
     def forget(self) -> None:
         """Take nothing more."""
         self.forget_for_now()
-        self._write = None
+        self._write = self._log = None
 
-    def write_to(self, writer: Callable[[bytes], None]) -> None:
-        """Where taken chunks go; without it none is taken."""
+    def write_to(self, writer: Callable[[bytes], None], log: Log | None = None) -> None:
+        """Where taken chunks go; without it none is taken. `log`: and where they are kept."""
         self._write = writer
+        self._log = log
 
     def arrived(self) -> None:
         """Content has come past the tap."""
@@ -195,6 +199,8 @@ class Tap(asyncio.Protocol):
                 self.heard_at = now
                 self.events += found
                 self.sent += n
+                if self._log is not None:
+                    self._log.add(data)
                 self._write(data)  # type: ignore[misc]  # a suffix that matches is there only with a writer
                 return
         self.suffix = _NONE

@@ -44,11 +44,38 @@ class Outlet(asyncio.Protocol, ABC):
     def raw_writer(self) -> Callable[[bytes], None] | None: ...
 
 
+class Log:
+    """What a client is sent in chunks, as they are framed, kept beside: at most `most` bytes, or nothing of it."""
+
+    __slots__ = ("_most", "pieces", "size", "whole")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.pieces: list[bytes] = []
+        """One chunk or several each."""
+        self.size = 0
+        """Bytes."""
+        self.whole = True
+
+    def add(self, piece: bytes) -> None:
+        self.size += len(piece)
+        if self.size <= self._most:
+            self.pieces.append(piece)
+        elif self.whole:
+            self.whole = False
+            self.pieces.clear()
+
+    def __repr__(self) -> str:
+        return f"<Log {self.size:,} B{'' if self.whole else ', not whole'}>"
+
+
 class Reply:
     """The writing side of one answer. After the client has left every method does nothing.
 
     `on_gone` is called once if the client leaves before `end`; `on_pause` and `on_resume` when its buffer is full and
     when it has room again. `extra` is a header block added to the head.
+
+    `log`, where there is one, has what is written of a body in chunks; who writes past `write` adds to it.
 
     Between `hold` and `release` nothing of it goes out, and at most `HELD` bytes wait before it says that it is full.
     """
@@ -59,6 +86,7 @@ class Reply:
         "_held",
         "_last",
         "extra",
+        "log",
         "on_gone",
         "on_pause",
         "on_resume",
@@ -76,6 +104,7 @@ class Reply:
         self.started = False
         self.sent = 0
         self.extra = b""
+        self.log: Log | None = None
         self.on_gone: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
@@ -90,6 +119,11 @@ class Reply:
         return self._connection is not None and (
             self._connection.is_blocked() or (held is not None and len(held) > HELD)
         )
+
+    @property
+    def holds(self) -> int:
+        """Bytes that are held; -1: nothing is."""
+        return len(self._held) if self._held is not None else -1
 
     def hold(self) -> None:
         """Keep what is written from now on."""
@@ -200,6 +234,8 @@ class Reply:
             return
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
+            if self.log is not None:
+                self.log.add(data)
         self.sent += len(data)
         self._put(connection, data)
 
