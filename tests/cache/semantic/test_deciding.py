@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from forebay.cache.semantic import deciding
-from forebay.cache.semantic.bound import enough
+from forebay.cache.semantic.bound import BEGUN, enough
 from forebay.cache.semantic.deciding import ALIKE, Candidate, Choice, Decider, StateError
 from forebay.cache.semantic.guard import FEATURES
 from forebay.config.cache import Semantic
@@ -35,6 +35,9 @@ class Verifier:
 
     def shipped(self, language: str, delta: float) -> float:
         return 0.9
+
+    def agreed(self, language: str) -> float:
+        return 0.7 if language == "zh" else 0.0
 
     def score(self, language: str, cosine: float, features: Sequence[float], a: object, b: object) -> float:
         return cosine
@@ -121,6 +124,12 @@ def test_words_of_one_meaning_are_more_than_form() -> None:
         assert (choice.entry, choice.score) == (entry, ALIKE)
 
 
+def test_form_alone_needs_the_encoders_word_where_it_is_known() -> None:
+    for language, cosine, score in (("zh", 0.71, 1.0), ("zh", 0.69, ALIKE), ("en", 0.2, 1.0)):
+        near = [Candidate("e1", "退款", cosine)]
+        assert decider().decide("退款", language, near, "acme/m", NEVER_SAMPLED).score == score
+
+
 def test_the_guard_has_the_first_word_and_another_neighbour_may_do() -> None:
     near = [Candidate("e1", "invoice 1", 0.99), Candidate("e2", "my invoice 2", 0.94)]
     assert decider().decide("invoice 2", "en", near, "acme/m", NEVER_SAMPLED).entry == "e2"
@@ -159,9 +168,20 @@ def test_hits_are_counted_once_and_labels_are_among_them() -> None:
 
 def test_a_pair_once_judged_wrong_is_not_served_again() -> None:
     d = decider()
+    for _ in range(BEGUN):
+        d.learn(ask(d, 0.93, "how do I go", rng=SAMPLED).ticket, same=True)
     d.learn(ask(d, 0.93, rng=SAMPLED).ticket, same=False)
     assert ask(d, 0.93).why == "refuted"
     assert ask(d, 0.93, "how do I leave").entry == "e1"
+
+
+def test_a_wrong_label_among_a_partitions_first_ends_its_trust_and_no_other_ones() -> None:
+    d = decider()
+    d.learn(ask(d, 0.93, partition="beta/m", rng=SAMPLED).ticket, same=False)
+    assert ask(d, 0.93, "how do I leave", partition="beta/m").why == "closed"
+    assert ask(d, 0.93, partition="acme/m").entry == "e1"
+    same = Candidate("e2", "HOW do I leave", 0.5)
+    assert d.decide("how do I leave", "en", [same], "beta/m", NEVER_SAMPLED).entry == "e2"
 
 
 def test_bad_feedback_teaches_the_pair() -> None:

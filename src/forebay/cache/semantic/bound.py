@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["ALPHA", "CLEAN", "IDENTICAL", "Pool", "Rung", "enough", "interval"]
+__all__ = ["ALPHA", "BEGUN", "CLEAN", "IDENTICAL", "Pool", "Rung", "enough", "interval"]
 
 ALPHA: Final = 0.05
 ALPHA_DOWN: Final = 0.035
@@ -37,6 +37,10 @@ ALARM: Final = 100.0
 """Labels, at least, between two false alarms of a rung that is as wrong as it may be, on average (e-CUSUM)."""
 SUSPECTED: Final = 30.0
 """The same of a rung that is served on trust, and was not earned by labels: it may be closed on less."""
+BEGUN: Final = 100
+HASTY: Final = 5.0
+"""As SUSPECTED, for a partition's own first BEGUN labels of what is served on trust: one that was wrong ends it, since
+such a label is one of several hits that were, and other partitions' trust does not rest on it."""
 CLEAN: Final = 300
 """Labels before which nothing is believed, however clean."""
 IDENTICAL: Final = 1.0
@@ -154,12 +158,16 @@ class Pool(msgspec.Struct):
         rung = self.certified()
         return max(rung, self.shipped) if trust_shipped and self.starting(target) else rung
 
-    def learn(self, score: float, wrong: float, weight: float, target: float, serving: int) -> bool:
-        """A label of a score below IDENTICAL, while rung `serving` was served. True: a rung was given up for it."""
+    def learn(
+        self, score: float, wrong: float, weight: float, target: float, serving: int, hasty: bool = False
+    ) -> bool:
+        """A label of a score below IDENTICAL, while rung `serving` was served; `hasty`: on nothing but trust, so that
+        one wrong label may end it here. True: a rung was given up for it."""
         fell = False
         earned = self.certified()
+        trusted = HASTY if hasty and self.rungs[serving].labels < BEGUN else SUSPECTED
         for i, rung in enumerate(self.rungs):
-            between = SUSPECTED if earned < i <= serving else ALARM
+            between = trusted if earned < i <= serving else ALARM
             if score >= rung.threshold and rung.learn(wrong, weight, target, between) and i <= serving:
                 self.refuted = True
                 for laxer in self.rungs[i:]:

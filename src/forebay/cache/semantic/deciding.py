@@ -38,8 +38,10 @@ MOST_COMPARED: Final = 5
 MOST_READ: Final = 4_096
 """Questions that are kept as the guard reads them, 7 KB each: what is asked often is often a neighbour."""
 ALIKE: Final = 0.9999
-"""Score of what differs in nothing but form and words of one meaning, and the highest of the verifier."""
-SYNONYMS: Final = FEATURES.index("synonyms")
+"""Score of what differs in nothing but form, and in words of one meaning or forms of one word, or by the encoder's word
+in more than the guard sees; and the highest of the verifier."""
+_OTHER: Final = slice(FEATURES.index("synonyms"), FEATURES.index("derived") + 1)
+"""Words that are not the same, but aligned."""
 REVERIFY: Final = frozenset({4, 16, 64, 256, 1_024, 4_096})
 """Hits of one entry at which it is compared again."""
 EAGER: Final = 8.0
@@ -73,6 +75,10 @@ class Verifier(Protocol):
     def shipped(self, language: str, delta: float) -> float: ...
 
     """The threshold that its calibration asks for."""
+
+    def agreed(self, language: str) -> float: ...
+
+    """The cosine that questions must have which differ in form alone."""
 
     def score(
         self, language: str, cosine: float, features: Sequence[float], a: Vector | None, b: Vector | None
@@ -204,14 +210,14 @@ class Decider:
                     return (one, one.cosine, ""), theirs
                 theirs = theirs or (one, one.cosine)
             return (best, highest, why), theirs
-        reading = self._read(asked)
+        reading, agreed = self._read(asked), self._verifier.agreed(language)
         for one in near[:MOST_COMPARED]:
             verdict = self._compare(reading, self._read(one.question))
             if verdict.conflict:
                 why = why or verdict.conflict
                 continue
             if verdict.identical:
-                score = ALIKE if any(verdict.features[SYNONYMS : SYNONYMS + 1]) else IDENTICAL
+                score = IDENTICAL if one.cosine >= agreed and not any(verdict.features[_OTHER]) else ALIKE
             else:
                 score = min(ALIKE, self._verifier.score(language, one.cosine, verdict.features, vector, one.vector))
             if score <= highest:
@@ -305,6 +311,7 @@ class Decider:
         pool, own = self._of(pending.language, pending.partition)
         target = self._target(pending.language)
         serving = max(self._shared(pending.language, pool), own.pool.certified())
+        on_trust = serving >= 0 and pool.pool.certified() < 0
         for learned in (pool, own):
             if pending.weight <= 0:
                 continue
@@ -315,7 +322,9 @@ class Decider:
                 tally.wrong += wrong
             if identical:
                 learned.pool.learn_same(wrong, pending.weight, target)
-            elif learned.pool.learn(pending.score, wrong, pending.weight, target, serving):
+            elif learned.pool.learn(
+                pending.score, wrong, pending.weight, target, serving, hasty=on_trust and learned is own
+            ):
                 learned.scored = Tally(hits=tally.hits)
         if not same and not (pending.unverified and pending.score >= IDENTICAL):
             self._refute(pending.partition, pending.question, pending.known)

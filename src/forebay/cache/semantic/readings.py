@@ -23,7 +23,7 @@ __all__ = ["Readings"]
 _Words = frozenset[str]
 _Row = tuple[str, _Words, _Words, str, str, bool, float]
 _Some = tuple[str, ...]
-_Frame = tuple[_Words, _Words, _Some, _Some, _Some, _Some, bool, bool, _Some, _Words, _Words, bool]
+_Frame = tuple[_Words, _Words, _Some, _Some, _Some, _Some, bool, bool, _Some, _Words, _Words, _Words, bool, bool]
 _Plain = tuple[
     str,
     tuple[_Row, ...],

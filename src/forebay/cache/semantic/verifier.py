@@ -55,6 +55,9 @@ class Fitted(msgspec.Struct):
     """By language, rungs from strict to lax; measured on pairs that were held out."""
     pairs: int = 0
     """It was fitted to."""
+    agree: dict[str, float] = {}
+    """By language: the cosine from which the encoder agrees that questions of the same words mean the same. Not fitted:
+    own pairs are told apart by a word and alike in all else, so that their cosines say less than traffic's."""
 
 
 class Logistic:
@@ -66,6 +69,11 @@ class Logistic:
         self.thresholds = RUNGS
         self._weights = tuple(fitted.weights)
         self._bias = fitted.bias
+        self._bare = fitted.features.index("bare") if "bare" in fitted.features else -1
+
+    def agreed(self, language: str) -> float:
+        """The cosine below which questions of the same words are not taken for the same; 0: none is known."""
+        return self.fitted.agree.get(language, 0.0)
 
     def shipped(self, language: str, delta: float) -> float:
         """The laxest rung at which at most `delta` would be wrong with TRAPS traps a paraphrase; the strictest where
@@ -81,11 +89,15 @@ class Logistic:
     def score(
         self, language: str, cosine: float, features: Sequence[float], a: Vector | None, b: Vector | None
     ) -> float:
-        """Between 0 and 1."""
+        """Between 0 and 1; no more than the laxest rung where the words are the same, and the encoder hears another
+        question all the same: words of one meaning lower the cosine, little ones and another order hardly do."""
         logit = self._bias
         for weight, value in zip(self._weights, (cosine, *features), strict=True):
             logit += weight * value
-        return 1 / (1 + math.exp(-min(max(logit, -30.0), 30.0)))
+        sure = 1 / (1 + math.exp(-min(max(logit, -30.0), 30.0)))
+        if self._bare > 0 and features[self._bare - 1] and cosine < self.agreed(language):
+            return min(sure, RUNGS[-1])
+        return sure
 
 
 class CosineOnly:
@@ -98,6 +110,9 @@ class CosineOnly:
 
     def shipped(self, language: str, delta: float) -> float:
         return 2.0
+
+    def agreed(self, language: str) -> float:
+        return 0.0
 
     def score(
         self, language: str, cosine: float, features: Sequence[float], a: Vector | None, b: Vector | None

@@ -51,6 +51,15 @@ TRAPS = [
     ("scope word", "What is DNA?", "What is DNA? Answer in one sentence."),
     ("question type", "什么的阳光", "阳光是什么"),
     ("question type", "怎么煮茶", "煮什么茶"),
+    ("question type", "樱花节是哪一年办的", "樱花节是哪一天办的"),
+    ("question type", "晚会几点开始", "晚会几号开始"),
+    ("question type", "What year did the museum open?", "What day did the museum open?"),
+    ("question type", "怎么打碎杯子", "杯子打碎了怎么说"),
+    ("order", "老师批评了怎么办", "批评老师了怎么办"),
+    ("order", "男生喜欢的歌", "喜欢男生的歌"),
+    ("antonym", "外地的驾照可以换吗", "外地的驾照可以在本地换吗"),
+    ("antonym", "Is it safe to drink hot water?", "Is it safe to drink hot water in cold rooms?"),
+    ("scope word", "什么相机最好", "什么相机最好用"),
     ("word", "公众号怎么用", "公众号怎么看"),
     ("word", "端午节怎么过", "端午节怎么来的"),
     ("modality", "Can I bring my dog?", "Must I bring my dog?"),
@@ -81,6 +90,9 @@ SAME = [
     ("会员到期后怎么续费", "会员到期了怎么续费"),
     ("请病假的流程是什么", "怎么请病假"),
     ("海棠有哪些颜色", "海棠都有哪些颜色"),
+    ("晚会哪天开始", "晚会什么时候开始"),
+    ("小孩六岁可以办卡吗", "六岁小孩可以办卡吗"),
+    ("When did the museum open?", "What year did the museum open?"),
     ("On Mondays, when do you open?", "When do you open on Mondays?"),
     ("What is the difference between tea and coffee?", "What is the difference between coffee and tea?"),
     ("How do you get there?", "How do I get there?"),
@@ -130,6 +142,8 @@ def test_questions_that_differ_in_form_alone_are_identical(a: str, b: str) -> No
         ("感冒了怎么办", "总是感冒怎么办"),
         ("内卷是什么意思", "反内卷是什么意思"),
         ("我睡觉了", "你睡觉了"),
+        ("我想离婚怎么办", "我离婚了怎么办"),
+        ("打电话给潘飞", "给潘打电话"),
         ("你是不是傻", "是不是傻"),
         ("给爸爸打电话", "爸爸打电话"),
         ("我想你用日语怎么说", "我也想你用日语怎么说"),
@@ -156,6 +170,23 @@ def test_questions_that_differ_in_form_alone_are_identical(a: str, b: str) -> No
 def test_persons_roles_and_little_words_are_more_than_form(a: str, b: str) -> None:
     assert not compare(a, b).identical
     assert not compare(b, a).identical
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "loose"),
+    [
+        ("手机游戏推荐", "游戏手机推荐", True),
+        ("怎么删除好友", "好友怎么删除", False),
+        ("How do I learn chess?", "What is the best way to learn chess?", True),
+        ("What is the best way to learn chess?", "Please, what's the best way to learn chess?", False),
+    ],
+)
+def test_identical_but_for_neighbours_that_change_places_or_the_best_way_is_told_apart(
+    a: str, b: str, loose: bool
+) -> None:
+    verdict = compare(a, b)
+    assert verdict.identical
+    assert bool(verdict.features[FEATURES.index("derived")]) is loose
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -47,6 +47,11 @@ _SOON: Final = frozenset(
 
 def asked_for(one: Reading, other: Reading) -> float:
     mine, yours = _asks(one.questions), _asks(other.questions)
+    if "how" in mine and "how" in yours and one.framing.quoting != other.framing.quoting:
+        return 1.0  # 鸡蛋怎么打碎, 鸡蛋打碎了怎么说
+    grains, others = one.framing.grains, other.framing.grains
+    if grains and others and grains.isdisjoint(others):
+        return 1.0  # 哪一年开学, 哪一天开学
     if mine == yours:
         return 0.0
     if not mine or not yours:

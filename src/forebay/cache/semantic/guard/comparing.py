@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, NamedTuple
 
-from forebay.cache.semantic.guard.aligning import align, changed, exchanged, sequence, weigh
+from forebay.cache.semantic.guard.aligning import Aligned, align, changed, exchanged, sequence, weigh
 from forebay.cache.semantic.guard.asking import asked_for
 from forebay.cache.semantic.guard.forms import words
 from forebay.cache.semantic.guard.framing import differs, parted
@@ -33,7 +33,7 @@ FEATURES: Final = (
     "unknown_left",  # tokens left over that are in no lexicon
     "exchanged",  # tokens exchanged for others in the same place
     "synonyms",  # aligned by meaning
-    "derived",  # aligned by form
+    "derived",  # aligned by form; of what is identical also neighbours that changed places, the best way for a way
     "light",  # weight of light words left over
     "question",  # 0 the same, 0.5 may be, 1 not the same sort
     "modality",
@@ -98,6 +98,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
     aligned = align(one.tokens, other.tokens)
     left, right = aligned.left, aligned.right
     antonyms, contrary = _antonyms(one, other, left, right)
+    antonyms = antonyms or _facing(one, other, aligned)
     rivals, rival = _rivals(left, right)
     parity = (one.negations + other.negations + contrary + _failing(one, other, left, right)) % 2
     question = asked_for(one, other)
@@ -119,7 +120,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         scopes = _without_limit(left, right)
     numbers = _numbers(left, right)
     entities = [token for token in (*left, *right) if token.sort in ("name", "id", "acronym")]
-    inversions, swapped = order(one, other, aligned)
+    inversions, swapped, turned_round = order(one, other, aligned)
     swapped = swapped or reordered(one, other)
     heavy_left = sum(token.weight for token in left if token.sort != "light")
     heavy_right = sum(token.weight for token in right if token.sort != "light")
@@ -194,7 +195,7 @@ def compare(asked: str | Reading, known: str | Reading) -> Verdict:
         float(sum(not token.known for token in (*left, *right))),
         in_place,
         float(aligned.synonyms),
-        float(aligned.derived),
+        float(aligned.derived + (identical and (turned_round or one.framing.best != other.framing.best))),
         light,
         question,
         modality,
@@ -268,6 +269,20 @@ def _antonyms(one: Reading, other: Reading, left: list[Token], right: list[Token
             right.remove(match)
             break
     return count, contrary
+
+
+def _facing(one: Reading, other: Reading, aligned: Aligned) -> int:
+    """A leftover is the opposite of what both questions say: 外地的卡可以注销吗, 外地的卡可以在本地注销吗."""
+    opposite = LEXICON.opposite
+    for token in (*aligned.left, *aligned.right):
+        for sense in token.senses:
+            poles = opposite.get(sense)
+            if poles is not None and any(
+                not poles.isdisjoint(one.tokens[at].senses) and not poles.isdisjoint(other.tokens[place].senses)
+                for at, place in aligned.pairs
+            ):
+                return 1
+    return 0
 
 
 def _prefixed(one: str, other: str) -> bool:

@@ -31,7 +31,8 @@ _ANYBODY: Final = frozenset({"how", "fix", "possible", "whereto"})
 """What is asked for does not depend on who is said to do it: "how do you", "how do I"."""
 _MINE: Final = _ANYBODY | {"when", "amount", "length", "why", "count", "much"}
 """What is asked for is the same whether one says that it is one's own."""
-_DOING: Final = _ANYBODY | {"amount", "length"}
+_DOING: Final = (_ANYBODY - {"fix"}) | {"amount", "length"}
+"""… is the same whether one wants to or does it; but 我想离婚怎么办 is not 我离婚了怎么办."""
 _CLEAR: Final = _MINE | {"where", "what", "which", "who", "rate", "happens", "what do"}
 
 
@@ -57,6 +58,10 @@ class Framing(NamedTuple):
     """Meanings of what is negated."""
     acts: frozenset[str]
     """Light verbs right after how: 怎么用, 怎么看."""
+    grains: frozenset[str]
+    """Of the time that is asked for: year, month, day, hour, where it is said."""
+    best: bool
+    """It asks for the best, the easiest way, not for one."""
     quoting: bool
     """It asks about words: what they mean, how they are written. Then all of them count."""
 
@@ -70,7 +75,7 @@ def differs(one: Framing, other: Framing, mine: frozenset[str], yours: frozenset
     count += bool(one.denied and other.denied and one.denied.isdisjoint(other.denied))
     count += one.acts != other.acts and "how" in both
     if quoting or both.isdisjoint(_DOING):
-        count += _apart(one.wish, other.wish)
+        count += _apart(one.wish, other.wish) if "fix" not in both else bool(one.wish) != bool(other.wish)
     if quoting or both.isdisjoint(_CLEAR):
         count += _apart(one.marks, other.marks)
     persons, others = one.subjects | one.objects, other.subjects | other.objects

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.cache.semantic.guard.aligning import Aligned, weigh
+from forebay.cache.semantic.guard.forms import words
 from forebay.cache.semantic.guard.lexicon import LEXICON
 from forebay.cache.semantic.guard.reading import Reading, Token
 
@@ -16,22 +17,30 @@ LATIN: Final = 4
 """The same where nothing else differs and words stand in the order of English, which says who does what."""
 _DIRECTED: Final = frozenset({"from", "to", "than", "by", "before", "after", "over"})
 _CONTRARY_ROLES: Final = ({"from", "to"}, {"to", "by"}, {"before", "after"})
+_PEOPLE: Final = frozenset(
+    words(
+        "男人 女人 男生 女生 男孩 女孩 老公 老婆 丈夫 妻子 爸爸 妈妈 父亲 母亲 儿子 女儿 孩子 小孩 宝宝 老师 学生 同学 "
+        "朋友 男朋友 女朋友 男友 女友 老板 员工 医生 病人 父母 家长 婆婆 媳妇 领导 同事 别人 警察 司机 老人"
+    )
+)
+"""Who stands before a word does it, who stands after it has it done to them."""
 _WITHIN: Final = frozenset({"of", "for", "in", "on", "at", "de"})
 
 
-def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
-    """Share of the aligned pairs that stand the other way round, and whether that changes who does what to whom."""
+def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool, bool]:
+    """Share of the aligned pairs that stand the other way round; whether that changes who does what to whom; and
+    whether two neighbours have changed places, of which one may belong to the other: 手机游戏, 游戏手机."""
     pairs = [(at, place) for at, place in aligned.pairs if min(one.tokens[at].weight, other.tokens[place].weight) > 0.3]
     chinese = one.chinese + other.chinese >= 1
     whole = not (weigh(aligned.left) or weigh(aligned.right)) and (chinese or not (one.clauses or other.clauses))
     count = len(pairs)
     inverted = 0
-    swapped = False
+    swapped = turned = False
     both_linked = one.linked and other.linked
     tokens, others = one.tokens, other.tokens
     roles = _swapped_roles(one, other, aligned)
     if (passive := _passive(tokens, others, pairs)) is not None:
-        return 0.0, passive or roles
+        return 0.0, passive or roles, False
     for i in range(count):
         for j in range(i + 1, count):
             if pairs[i][1] < pairs[j][1]:
@@ -41,6 +50,11 @@ def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
             a, b = others[pairs[i][1]], others[pairs[j][1]]
             if both_linked:
                 continue
+            if chinese and pairs[i][1] == pairs[j][1] + 1 and pairs[j][0] - pairs[i][0] == j - i:
+                turned = turned or j == i + 1
+                acts = not (x.role or y.role or a.role or b.role) and "number" not in (x.sort, y.sort)
+                if acts and (x.key in _PEOPLE) != (y.key in _PEOPLE):  # 男人吻, 吻男人
+                    swapped = swapped or all(tokens[pairs[k][0]].sort == "char" for k in range(i + 1, j))
             if (
                 not x.kinds.isdisjoint(y.kinds)
                 or _opposite(x, y)
@@ -57,8 +71,10 @@ def order(one: Reading, other: Reading, aligned: Aligned) -> tuple[float, bool]:
         swapped = True
     if count > LONG and inverted and not (weigh(aligned.left) and weigh(aligned.right)):
         swapped = True
-    return (2 * inverted / (count * (count - 1)) if count > 1 else 0.0), swapped or roles or _swapped_counts(
-        one, other, pairs
+    return (
+        2 * inverted / (count * (count - 1)) if count > 1 else 0.0,
+        swapped or roles or _swapped_counts(one, other, pairs),
+        turned,
     )
 
 

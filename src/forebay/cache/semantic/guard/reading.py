@@ -44,6 +44,24 @@ _FILLED: Final = frozenset({"什么的"})
 """At the beginning something is to be put in its place: 什么的阳光, and so 一什么小船."""
 _QUOTING: Final = re.compile("(?:怎么|如何|怎样|咋)(?:用.{2,4})?(?:说|写|读|念|拼|翻译|造句|组词|讲)")
 _PLAIN: Final = frozenset(words("的 是 呢 啊 了 呀 请 请问 在 里 中 一下 想知道 我想知道 告诉我 什么的 这个 那个"))
+_LOOSE: Final = frozenset(
+    words(
+        "的 了 吗 呢 啊 吧 呀 嘛 着 是 有 在 我 你 您 请 求 个 些 就 都 和 与 跟 或 及 给 到 从 去 来 要 想 得 地 会 "
+        "也 还 这 那 点 时"
+    )
+)
+"""Little words beside anything. Others beside a sign that is in no known word may be a part of that: 潘飞, 凭祥."""
+_GRAINS: Final = {
+    word: grain
+    for grain, some in {
+        "year": "哪年,哪一年,何年,what year,which year,in what year,in which year",
+        "month": "几月,几月份",
+        "day": "哪天,哪一天,几号,何日,what day,which day,on what day,on which day,what date,which date,on what date,"
+        "on which date",
+        "hour": "几点,几点钟,what time,at what time",
+    }.items()
+    for word in some.split(",")
+}
 _DEMANDS: Final = re.compile(
     r"(?P<demand_short>[一几两]句话|(?:简短|简要|简单|简洁)地?的?(?:回答|答|说|解释|介绍|描述|概括|总结)"
     r"|\bbriefly\b|\bin short\b|\bin (?:a|one|two|\d+) (?:words?|sentences?|lines?|paragraphs?)\b)"
@@ -135,6 +153,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
     marks: list[str] = []
     little: list[str] = []
     asked: list[str] = []
+    grains: set[str] = set()
     has = equals = False
     for at, piece in enumerate(pieces):
         sort, key, entry = piece.sort, piece.key, piece.entry
@@ -179,6 +198,8 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                 if piece.text in _WHAT and at and pieces[at - 1].text in ("一", "1"):
                     questions.discard(name)
                     questions.add("fill")
+                if (grain := _GRAINS.get(piece.text)) is not None:
+                    grains.add(grain)
                 if piece.text in _WHAT:
                     asked.append(_goes_with(pieces, at))
                 if key not in senses:
@@ -196,7 +217,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
                 tokens.append(Token("收到", arrived.senses, arrived.kinds, "word", "", True, 1.0))
             elif what == "role":
                 role = name
-                if piece.text in _TURNING:
+                if piece.text in _TURNING or _part(pieces, at):
                     weak.append(key)
                 elif piece.text in _BA:
                     wish.append(key)
@@ -210,7 +231,7 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
             elif what == "function" and piece.text in _FILLED and not tokens:
                 questions.add("fill")
             elif what == "function":
-                if name == "weak":
+                if name == "weak" or _part(pieces, at):
                     weak.append(key)
                 elif _asks_how(pieces, at) and (piece.text in _DONE or (piece.text == "来" and _ends(pieces, at))):
                     tokens.append(Token(key, frozenset((key,)), _NONE, "word", role, True, 1.0))  # 怎么来的
@@ -284,6 +305,8 @@ def _frame(text: str, pieces: list[Piece]) -> Reading:
             tuple(sorted(asked)),
             frozenset(denied),
             frozenset(acts),
+            frozenset(grains),
+            " best " in text or " easiest " in text,
             quoting,
         ),
         any(piece.sort == "stop" for piece in pieces[:-1]),
@@ -338,6 +361,19 @@ class _Pronouns:
 
 
 _NOTHING: Final = Piece("", "")
+
+
+def _part(pieces: list[Piece], at: int) -> bool:
+    """It may be a part of a word that is not known."""
+    text = pieces[at].text
+    if len(text) > 1 or text.isascii() or text in _LOOSE:
+        return False
+    for place in (at - 1, at + 1):
+        if 0 <= place < len(pieces):
+            near = pieces[place]
+            if near.sort == "han" and near.entry is None and len(near.text) == 1:
+                return True
+    return False
 
 
 def _asks_beside(pieces: list[Piece], at: int) -> bool:
