@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -554,6 +554,77 @@ def test_a_stream_of_an_unknown_shape_is_given_as_it_came_alone() -> None:
     assert in_form(answer, streamed=False) is None
     assert as_stream(msgspec.structs.replace(answer, answer_id=""), "new", False) == events
     assert text_of(answer) == events.decode()
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from([0.5, 1e300, "", "x", "stop", "length"]),
+    lambda value: st.lists(value, max_size=2) | st.dictionaries(st.sampled_from(["function", "a"]), value, max_size=2),
+    max_leaves=3,
+)
+
+
+def odd(good: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Mostly as it ought to be."""
+    return st.integers(0, 5).flatmap(lambda n: ANYTHING if n == 0 else good)
+
+
+FUNCTION = odd(
+    st.fixed_dictionaries(
+        {"name": odd(st.just("f"))},
+        optional={"arguments": odd(st.sampled_from(["{}", "{"])), "input": odd(st.just("x"))},
+    )
+)
+CALL = odd(
+    st.fixed_dictionaries(
+        {"index": odd(st.just(0)), "function": FUNCTION}, optional={"id": odd(st.just("c")), "custom": FUNCTION}
+    )
+)
+TOLD = odd(
+    st.fixed_dictionaries(
+        {"content": odd(st.sampled_from(["Hi", "", None]))},
+        optional={
+            "role": odd(st.just("assistant")),
+            "tool_calls": odd(st.lists(CALL, max_size=2)),
+            "function_call": FUNCTION,
+            "reasoning": odd(st.just("hm")),
+            "refusal": odd(st.none()),
+        },
+    )
+)
+
+
+def choices(name: str) -> st.SearchStrategy[Any]:
+    one = st.fixed_dictionaries(
+        {"index": odd(st.just(0)), name: TOLD, "finish_reason": odd(st.sampled_from(["stop", "tool_calls", None]))},
+        optional={"text": odd(st.just("Hi")), "logprobs": odd(st.none())},
+    )
+    return odd(st.lists(odd(one), min_size=1, max_size=2))
+
+
+def answered(name: str) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries(
+        {"id": odd(st.just("1")), "choices": choices(name)},
+        optional={
+            "object": odd(st.sampled_from(["chat.completion", "text_completion"])),
+            "usage": odd(st.just(USAGE)),
+            "error": odd(st.none()),
+        },
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(answered("message"), st.lists(answered("delta"), min_size=1, max_size=3))
+def test_an_engine_may_say_anything_anywhere(whole: Any, said: list[Any]) -> None:
+    """It is kept or not, can be given in the other form or not, and what can be compared: nothing raises."""
+    body = json.dumps(whole).encode()
+    events = stream(*(json.dumps(one).encode() for one in (*said, {"choices": [{"finish_reason": "stop"}]})))
+    for found in (from_unary(body, ABOUT), keeping.of_unary(body, ABOUT), from_stream(events, ABOUT)):
+        if isinstance(found, Answer):
+            other = in_form(found, streamed=not found.streamed)
+            assert other is None or isinstance(text_of(other), str)
+            assert isinstance(text_of(found), str)
+            assert answers.decode(answers.encode(found)) == found
+            assert (as_stream if found.streamed else as_json)(found, "new", *([True] if found.streamed else []))
 
 
 @given(st.binary(max_size=80))
