@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from types import MappingProxyType
@@ -11,9 +10,8 @@ from types import MappingProxyType
 from rich.console import Console
 
 from benchmarks.common import BenchError, env_names, run, verdict, write_results
+from forebay.helper.main import prepare
 
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""As the helper process has it; set before a part loads numpy."""
 PARTS = MappingProxyType(
     {
         "latency": "benchmarks.cache.latency",
@@ -33,7 +31,7 @@ Measure = Callable[[Console], tuple[dict[str, object], list[str]]]
 
 def main() -> int:
     chosen = env_names("PART", list(PARTS), list(PARTS))
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    prepare()  # as the helper process does, before a part loads numpy
     console = Console(width=None if sys.stdout.isatty() else 120)
     short: list[str] = []
     unmade: list[str] = []

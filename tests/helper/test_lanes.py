@@ -94,3 +94,32 @@ def test_who_is_patient_is_waited_with_and_who_is_not_ends_that() -> None:
     assert lane.put("store 4", patient=True)
     assert lane.close(20)  # which waits for nobody
     assert done == [["store 0", "store 1", "store 2"], ["store 3", "a purge"], ["another purge"], ["store 4"]]
+
+
+def test_who_has_time_lets_it_pass_while_something_waits_or_is_done() -> None:
+    begun, go, passed = threading.Event(), threading.Event(), threading.Event()
+
+    def work(items: list[int]) -> None:
+        begun.set()
+        assert go.wait(20)
+
+    def pass_by() -> None:
+        lane.let_pass(20)
+        passed.set()
+
+    lane: Lane[int] = Lane("passed", work, batch=1, most=4)
+    lane.let_pass(20)  # nothing there
+    lane.put(1)
+    lane.put(2)
+    lane.let_pass(0.001)  # its time is up
+    lane.start()
+    assert begun.wait(20)
+    other = threading.Thread(target=pass_by)
+    other.start()
+    assert not passed.is_set()
+    go.set()
+    assert passed.wait(20)
+    other.join()
+    assert len(lane) == 0
+    assert lane.at_it() == 0.0
+    assert lane.close(20)

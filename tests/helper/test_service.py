@@ -25,7 +25,7 @@ from forebay.cache.semantic.judge import Judged, Opinion
 from forebay.cache.stores.disk import Disk
 from forebay.clock import SystemClock
 from forebay.config.cache import Cache
-from forebay.helper.meaning import Meaning
+from forebay.helper.meaning import FEW, Meaning
 from forebay.helper.service import Service
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -208,3 +208,36 @@ def test_after_bad_feedback_the_same_request_is_kept_again_when_it_is_answered_a
     assert find(service, "How do I get an invoice?", exact=exact).kind is Kind.MISS
     keep(service, "How do I get an invoice?", "Open Orders.", exact=exact)
     assert find(service, "How do I get an invoice?", exact=exact).kind is Kind.EXACT
+
+
+def test_what_nobody_waits_for_is_embedded_in_pieces_and_look_ups_pass_before_each(
+    open_service: Callable[..., Service],
+) -> None:
+    service = open_service()
+    meaning = service.meaning
+    assert meaning is not None
+    happened: list[int] = []
+    encode = meaning.embedder.encode
+
+    def counted(texts: Sequence[str], seconds: float = inf) -> Vectors:
+        happened.append(len(texts))
+        return encode(texts, seconds)
+
+    meaning.embedder.encode = counted  # type: ignore[method-assign]
+    meaning.let_pass = lambda: happened.append(0)
+    asked = [f"How do I return a parcel to shop {'x' * n}?" for n in range(FEW + 1)]
+    service.ahead([stored(question, "In the app.")[1] for question in asked])
+    assert happened == [0, FEW, 0, 1]
+    entries = [keep(service, question, "In the app.") for question in asked]
+    assert happened == [0, FEW, 0, 1]  # and known then
+    happened.clear()
+    meaning.remove(entries)
+    meaning._vectors.clear()
+    meaning.refill()
+    while meaning.rebuild():
+        pass
+    assert happened == [0, FEW, 0, 1]
+    happened.clear()
+    meaning.judge("One. Two days. Three? Four of us. Five! Six.", "One. Seven. Eight. Nine parcels. Ten.")
+    assert max(happened) <= FEW
+    assert happened[::2] == [0] * (len(happened) // 2)

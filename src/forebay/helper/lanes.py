@@ -54,6 +54,9 @@ class Lane(Generic[T]):
         self.refused = 0
         self._began = 0.0
         """When what it does now was begun, on the monotonic clock; 0: it does nothing."""
+        self._rests = threading.Event()
+        """Nothing waits, and nothing is done."""
+        self._rests.set()
 
     def start(self) -> None:
         self._thread.start()
@@ -66,6 +69,7 @@ class Lane(Generic[T]):
             if self._leaving or (full and not anyway):
                 self.refused += 1
                 return False
+            self._rests.clear()
             self._line.append((item, size))
             self._bytes += size
             self._impatient = self._impatient or not patient
@@ -93,6 +97,8 @@ class Lane(Generic[T]):
         due, gathered = 0.0, -self._gather
         while True:
             with self._changed:
+                if not self._line:
+                    self._rests.set()
                 if not self._line and not self._leaving:
                     self._changed.wait(min(max(0.0, due - time.monotonic()), SOON))
                 if self._gather and self._line:
@@ -120,6 +126,10 @@ class Lane(Generic[T]):
 
     def _ripe(self) -> bool:
         return self._leaving or self._impatient or len(self._line) >= self._batch
+
+    def let_pass(self, seconds: float) -> None:
+        """Return when nothing waits or is done here, or after so many seconds: for another thread, which has time."""
+        self._rests.wait(seconds)
 
     def at_it(self) -> float:
         """Seconds that it has been at what it does now."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -31,11 +31,16 @@ from forebay.config.cache import Mode, Semantic
 
 log = logging.getLogger("forebay.cache")
 
+T = TypeVar("T")
 NEIGHBOURS: Final = 8
 REMEMBERED: Final = 4_096
 """Vectors of questions asked lately: an answer is stored soon after its question was looked for. 2 KB each."""
 SLICE: Final = 16
 """Questions that are embedded at a time to fill an index again."""
+FEW: Final = 4
+"""Texts that are embedded in one piece while nobody waits for them, where it is done here: look-ups may pass before the
+next. A server is asked for MANY."""
+MANY: Final = 64
 SIGNS: Final = 16
 """Characters a token has at most, about: what is longer than `longest` times this is long without being counted."""
 MOST_SUSPECTS: Final = 1_024
@@ -87,6 +92,9 @@ class Meaning:
         self._rng = rng
         self._every = every
         self.readings = readings or Readings()
+        self.let_pass: Callable[[], None] = lambda: None
+        """Called before each piece of what takes long."""
+        self._few = MANY if rules.embedder.startswith(("http:", "https:")) else FEW
         self._wanted = MOST_COMPARED if rules.mode is Mode.BOUNDED else NEIGHBOURS
         """Known neighbours that the decider looks at."""
         self._vectors: OrderedDict[str, Vectors] = OrderedDict()
@@ -140,14 +148,25 @@ class Meaning:
                     self._vectors.popitem(last=False)
         return [found[text] for text in texts]
 
+    def ahead(self, texts: Sequence[str]) -> None:
+        """Embed what `vectors` is asked for soon. Raises EmbedderUnavailable."""
+        for some in self._pieces(texts):
+            self.vectors(some)
+
+    def _pieces(self, what: Sequence[T]) -> Iterator[Sequence[T]]:
+        for start in range(0, len(what), self._few):
+            self.let_pass()
+            yield what[start : start + self._few]
+
     def _clauses(self, texts: Sequence[str]) -> list[Vectors | None]:
         """As `vectors`, of texts that are not asked for again."""
         found: list[Vectors | None] = []
-        for row in self.embedder.encode([cleaned(text) for text in texts]):
-            try:
-                found.append(checked(row, self.embedder.dimensions)[0])
-            except BadVector:
-                found.append(None)
+        for some in self._pieces(texts):
+            for row in self.embedder.encode([cleaned(text) for text in some]):
+                try:
+                    found.append(checked(row, self.embedder.dimensions)[0])
+                except BadVector:
+                    found.append(None)
         return found
 
     # --- look-ups ----------------------------------------------------------------------------------------------------
@@ -270,12 +289,13 @@ class Meaning:
                 room = self.rules.entries - len(self.index)
                 self._waiting = [known for known in page if known.entry in absent][:room]
                 return True
-            some, self._waiting = self._waiting[:SLICE], self._waiting[SLICE:]
-            fit = [(known, text.text) for known in some if not (text := self.question(known.question)).why]
-            for (known, _), vector in zip(fit, self.vectors([text for _, text in fit]), strict=True):
-                if vector is not None:
-                    self.index.add(known.scope, known.entry, vector)
-                    self.filled += 1
+            next_ones, self._waiting = self._waiting[:SLICE], self._waiting[SLICE:]
+            fit = [(known, text.text) for known in next_ones if not (text := self.question(known.question)).why]
+            for some in self._pieces(fit):
+                for (known, _), vector in zip(some, self.vectors([text for _, text in some]), strict=True):
+                    if vector is not None:
+                        self.index.add(known.scope, known.entry, vector)
+                        self.filled += 1
         except Exception as e:
             log.warning("the index is not filled yet; again in %g s: %s", LATER, e)
             self.refill(LATER)

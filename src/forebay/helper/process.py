@@ -1,9 +1,10 @@
 """The helper process as a whole.
 
-Theory of operation. One event loop for the sockets, which computes nothing. One thread for look-ups: it takes what has
-come together, answers equal requests from the store, and embeds and compares the rest in one go. One thread for chores,
-in order: answers to be kept, purges, feedback, questions of people; in between it opens what is configured, fills the
-index, removes what is over, saves. One more listens to the other hosts of a shared store.
+Theory of operation. One event loop for the sockets, which computes nothing. One thread for look-ups: it takes what
+has come together, answers equal requests from the store, and embeds and compares the rest in one go. One thread for
+chores, in order: answers to be kept, purges, feedback, questions of people; in between it opens what is configured,
+fills the index, removes what is over, saves. It does them in pieces of a millisecond or two, and lets look-ups pass
+before each. One more listens to the other hosts of a shared store.
 
 A look-up that cannot be done in its budget is answered as a miss at once: where the line is full, where its time is up
 when its turn comes, where nothing is open yet. Answers to be kept wait in a line bounded in bytes; past that they are
@@ -85,6 +86,8 @@ GATHER: Final = 0.1
 and waking a thread, cost more than what is in it. What a crash loses of them are misses."""
 TOGETHER: Final = 64
 """Answers that are not waited for any longer."""
+LET_PASS: Final = 0.01
+"""Seconds that a piece of a chore waits for look-ups at most: both share a core, and the chores must get done, too."""
 HANGS: Final = MappingProxyType({"look-ups": 30.0, "chores": 900.0})
 """Seconds of one piece of work, of look-ups and of chores, after which it is taken to hang: a loop without an end, a
 disk that does not answer. Chores read an index of a million questions, or load a model, in one."""
@@ -268,6 +271,7 @@ class Helper:
                     self._do_in_order(chores, together=False)
             return
         for connection, said in chores:
+            self._let_pass()
             try:
                 answer = self._answer(said)
             except Exception as e:
@@ -301,6 +305,9 @@ class Helper:
         except CannotDo as e:
             return Failed(said.n, str(e)) if isinstance(said, Purge | Feedback | Look) else None
         return None
+
+    def _let_pass(self) -> None:
+        self._lookups.let_pass(LET_PASS)
 
     def _between(self) -> float:
         """With nothing to do; seconds until there is something."""
@@ -364,7 +371,9 @@ class Helper:
             service.state = "opening"
             if self._embedder is None:
                 self._embedder = embedder_of(config)
-            service.meaning = open_meaning(config, self._embedder, service.store, self._clock, SystemRandom())
+            meaning = open_meaning(config, self._embedder, service.store, self._clock, SystemRandom())
+            meaning.let_pass = self._let_pass
+            service.meaning = meaning
             service.state = "ready"
             if config.cache.semantic.judge is not None and service.asks is None:
                 service.asks = ModelJudge(config, self._judged)

@@ -151,7 +151,7 @@ class Service:
             return
         questions = [meaning.question(one.question) for one in messages if one.scope and one.question]
         try:
-            meaning.vectors([question.text for question in questions if not question.why])
+            meaning.ahead([question.text for question in questions if not question.why])
         except EmbedderUnavailable as e:
             log.debug("questions are embedded one by one: %s", e)
 
@@ -225,6 +225,7 @@ class Service:
             self.give_up(Unanswered(ticket))
             return
         texts = answers.text_of(fresh), answers.text_of(kept)
+        meaning.let_pass()
         try:
             judged = self._judged(*texts, pending.question, pending.known)
         except EmbedderUnavailable:
