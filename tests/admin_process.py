@@ -222,7 +222,7 @@ class Admin:
         if self.sock.family == socket.AF_UNIX:
             connection: http.client.HTTPConnection = UnixConnection(Path(self.sock.getsockname()))
         else:
-            connection = http.client.HTTPConnection(*self.url, timeout=20)
+            connection = http.client.HTTPConnection(*self.url, timeout=60)
         if host is not None:
             headers["Host"] = host
         with contextlib.closing(connection):
