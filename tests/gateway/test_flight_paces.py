@@ -398,6 +398,14 @@ def test_who_joins_when_it_was_said_and_is_not_booked_yet_hears_it_at_once() -> 
     assert (late.told, list(house.flight.seats)) == ([], [late])  # it gets it in its own form, of the host
 
 
+def test_who_joins_when_all_who_shared_it_are_through_hears_it_at_once() -> None:
+    house = House(2, stream=False)
+    house.shared.send(200, b"", b"{}")
+    house.all[0]._ends(Outcome.OK)
+    late = house.joins(stream=False)
+    assert (late.told, b"".join(late.outlet.out)[-2:]) == (["hit"], b"{}")
+
+
 def test_nobody_joins_one_that_is_alone_and_leaves_or_passes_its_answer_on_unread() -> None:
     house = House(1, stream=False)
     assert house.flight.takes(9)

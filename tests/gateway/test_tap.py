@@ -8,6 +8,7 @@ import pytest
 
 from forebay.counters import Histogram
 from forebay.gateway.tap import Tap, suffix_of
+from forebay.wire.reply import Log
 
 EVENT = b'data: {"choices":[{"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
 
@@ -49,6 +50,19 @@ def test_a_read_of_whole_chunks_goes_by_in_one_write(words: list[bytes]) -> None
     assert gaps.counts[0] >= len(words) - 1  # those behind the first came with it
     tap.data_received(data)
     assert out == [data, data]
+
+
+def test_what_it_takes_is_kept_where_a_log_is_given() -> None:
+    tap, engine, out, _ = tapped()
+    log = Log(1_000)
+    tap.write_to(out.append, log)
+    data = KNOWN + KNOWN
+    tap.data_received(KNOWN)
+    tap.data_received(data)
+    assert (log.pieces, log.size, log.whole) == ([KNOWN, data], 3 * len(KNOWN), True)
+    tap.data_received(chunk(EVENT % (b"x" * 1_000)))
+    tap.data_received(KNOWN)
+    assert (log.pieces, log.whole, len(out), engine.got) == ([], False, 4, [])
 
 
 KNOWN = chunk(EVENT % b"a")
