@@ -77,8 +77,7 @@ def build() -> str:
         ran = subprocess.run(
             command,
             cwd=SOURCE,
-            env=os.environ
-            | {"MYPYC_OPT_LEVEL": "1", "MYPYPATH": str(SOURCE), "MYPY_CACHE_DIR": str(Path(folder, "cache"))},
+            env=os.environ | {"MYPYPATH": str(SOURCE), "MYPY_CACHE_DIR": str(Path(folder, "cache"))},
             capture_output=True,
             text=True,
             check=False,
