@@ -260,7 +260,7 @@ def test_who_cannot_be_given_what_is_found_in_their_form_is_answered_by_the_engi
         helped, raw, test, lambda f: Found(f.n, Kind.EXACT, answers.encode(known), "feed" * 4), {"x_more": "1"}
     )
     assert [(a.status, a.get("x-forebay-cache"), b'"fresh"' in a.body) for a in heard] == [(200, "miss", True)] * 2
-    for _ in range(2):
+    for _ in range(3):
         helped.helper.hears(Store)
 
 
