@@ -93,6 +93,16 @@ def test_what_was_changed_is_told() -> None:
     assert over["x-ratelimit-remaining-tokens"] == "0"  # and not less
 
 
+def test_what_is_given_and_what_is_lowered_are_told_apart() -> None:
+    """By one limit: first as its rule gives it, then as much as is left."""
+    book = Limits()
+    book.configure([Rule(name="day", each=Level.KEY, tokens_per_day=900, answer=400)], 0.0, WALL)
+    gate = book.gate(WHO)
+    given, lowered = (book.hold(gate, "m", 100, None, None, "", 0.0, WALL) for _ in (1, 2))
+    words = [told(held)["x-forebay-max-tokens"] for held in (given, lowered, given)]
+    assert words == ["400", "300", "400"]
+
+
 def test_over_a_rate() -> None:
     found = refused(ask(Rule(name="r", each=Level.KEY, requests_per_minute=2), times=3))
     assert (found.status, found.code) == (429, "rate_limit_exceeded")

@@ -29,6 +29,7 @@ _NAMES: Final = MappingProxyType(
     }
 )
 _CLOSE_LOOK: Final = 65_536
+_ESCAPE: Final = ord("\\")
 _EMPTY_ARRAY: Final = re.compile(rb"\[[ \t\r\n]*\]")
 _FIRST_BYTE: Final = MappingProxyType(
     {ord("{"): "an object", ord('"'): "a string", ord("t"): "a boolean", ord("f"): "a boolean"}
@@ -97,7 +98,7 @@ def names_twice(body: bytes) -> bool:
     """Whether the body may hold a key of the request itself twice, "model" above all, spelt out or with an escape (its
     letters are all \\u006X): of two, an engine could read the other one than was checked. Bodies over 64 KiB that look
     like it are taken to."""
-    if body.count(b'"model"') == 1 and not (b"\\" in body and escapes_a_letter(body)):
+    if body.count(b'"model"') == 1 and not (_ESCAPE in body and escapes_a_letter(body)):
         return False
     if len(body) > _CLOSE_LOOK:
         return True

@@ -18,7 +18,8 @@ MOST_ANSWERS: Final = 1 << 20
 BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 _ONE: Final = b'"max_tokens"'
 _OWN: Final = b"n_predict"
-_ESCAPE: Final = b"\\"
+_ESCAPE: Final = ord("\\")
+"""Looked for as a number: of bytes `in` first makes an error that says that they are none."""
 _BRACE: Final = ord("{")
 _ABSENT: Final = openai.Body().service_tier
 _replace: Final = msgspec.structs.replace
@@ -81,7 +82,7 @@ def asked_tier(body: AnyBody) -> str:
 
 def without_own_bound(payload: bytes) -> bytes:
     """As `openai.without_own_bound`."""
-    if _OWN not in payload and _ESCAPE not in payload:
+    if payload.find(_OWN) < 0 and _ESCAPE not in payload:
         return payload
     return openai.without_own_bound(payload)
 
@@ -92,7 +93,7 @@ def bounded(body: AnyBody, payload: bytes, most: int, defaults: Mapping[str, byt
     chat = type(body) is ChatBody
     if not says_most(body) and not (chat and defaults):
         changed: AnyBody = _replace(body, max_tokens=most)
-        if payload[0] != _BRACE or _ONE in payload or _ESCAPE in payload:
+        if payload[0] != _BRACE or _ESCAPE in payload or payload.find(_ONE) >= 0:
             return changed, openai.with_fields(payload, {"max_tokens": b"%d" % most})
         return changed, b'{"max_tokens":%d,%b' % (most, payload[1:])
     names = [name for name in BOUNDS if getattr(body, name) is not None or (chat and name in defaults)]

@@ -85,6 +85,7 @@ _DATA: Final = b";base64,"
 _ADDRESS: Final = re.compile(rb'"(?:[a-z_]*url|file_data)"\s*:\s*"data:[^"]*$')
 _SAMPLES: Final = re.compile(rb'"input_audio"\s*:\s*\{(?:\s*"format"\s*:\s*"[^"]*"\s*,)?\s*"data"\s*:\s*"')
 _SOUND: Final = b'"input_audio"'
+_TYPE: Final = b'"type"'
 
 
 class Prompt(NamedTuple):
@@ -113,7 +114,7 @@ def glance(body: AnyBody) -> int:
     ):
         text = bytes(body.messages)
         size = len(text)
-        if b'"type"' not in text:
+        if text.find(_TYPE) < 0:
             return size if text.isascii() else -size
     return 0
 

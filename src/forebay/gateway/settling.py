@@ -49,6 +49,9 @@ class Settling:
             x.text_in = b""
             self._finish(x, count)
             return
+        self._count_text(x, text)
+
+    def _count_text(self, x: Exchange, text: str) -> None:
         model = x.entry.target
 
         def counted(found: int) -> None:
@@ -205,5 +208,5 @@ def _says_cached(usage: Usage) -> bool:
 
 def _milliseconds(seconds: float) -> bytes:
     """With one digit behind the point."""
-    tenths = round(seconds * 10_000)
+    tenths = int(seconds * 10_000 + 0.5)
     return b"%d.%d" % (tenths // 10, tenths % 10)

@@ -89,6 +89,7 @@ class Meters:
         "rates",
         "requests",
         "sets_most",
+        "sets_words",
         "token_limits",
         "tokens",
     )
@@ -110,6 +111,8 @@ class Meters:
         strictest = min(hard, key=lambda r: r.answer, default=None)
         self.sets_most = "" if strictest is None else strictest.name
         """The rule that gives a request without max_tokens one; "": none does."""
+        self.sets_words = b""
+        """What `limit_words` says of that."""
         self.answer = min((m.rule.answer for m in meters), default=0) if strictest is None else strictest.answer
         """Completion tokens held of a request without max_tokens."""
         self.least = max((r.least_answer for r in hard), default=1)

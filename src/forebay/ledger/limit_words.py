@@ -30,14 +30,22 @@ def block(held: Held, now: float, wall: float) -> bytes:
         lines = _lines(_REQUESTS, meters.requests, now, wall)
     if meters.token_limits:
         lines += _lines(_TOKENS, meters.token_limits, now, wall)
-    if held.max_tokens is not None:
-        lines += b"x-forebay-max-tokens: %d\r\nx-forebay-limit: %b\r\n" % (
-            held.max_tokens,
-            errors.field_value(held.lowered_by),
-        )
+    most = held.max_tokens
+    if most is not None:
+        if most != meters.answer or held.lowered_by != meters.sets_most:
+            lines += _lowered(most, held.lowered_by)
+        else:
+            words = meters.sets_words
+            if not words:
+                words = meters.sets_words = _lowered(most, held.lowered_by)
+            lines += words
     if held.warnings:
         lines += b"x-forebay-over-limit: %b\r\n" % errors.field_value(", ".join(held.warnings))
     return lines
+
+
+def _lowered(most: int, by: str) -> bytes:
+    return b"x-forebay-max-tokens: %d\r\nx-forebay-limit: %b\r\n" % (most, errors.field_value(by))
 
 
 def refusal(denied: Denied, model: str, currency: str, now: float, wall: float) -> Refusal:

@@ -99,7 +99,7 @@ class Reply:
         self._connection = connection
         self.request = request
         self._chunked = False
-        self._held: bytearray | None = None
+        self._held: bytes | None = None
         self._last: Callable[[Outlet], None] | None = None  # what is owed to the connection after what is held
         self.started = False
         self.sent = 0
@@ -127,7 +127,7 @@ class Reply:
 
     def hold(self) -> None:
         """Keep what is written from now on."""
-        self._held = bytearray()
+        self._held = b""
 
     def release(self) -> None:
         """Let go what was held."""
@@ -137,7 +137,7 @@ class Reply:
         if held is None or connection is None:
             return
         if held:
-            connection.write(bytes(held))
+            connection.write(held)
         if last is not None:
             self._connection = None
             last(connection)
@@ -150,7 +150,7 @@ class Reply:
             connection.write(data)
             return
         was_full = len(held) > HELD
-        held += data
+        held = self._held = held + data if held else data
         if len(held) > HELD and not was_full and not connection.is_blocked() and self.on_pause is not None:
             self.on_pause()
 
