@@ -12,7 +12,7 @@ from tests.pure import pure
 from forebay.cache.messages import Found, Kind
 from forebay.errors import Refusal
 
-Caching = pure("forebay.gateway.caching").Caching
+Caching = pure("forebay.gateway.flights", "forebay.gateway.caching").Caching
 
 
 class Waiting:
