@@ -376,7 +376,7 @@ def test_retry_after_is_obeyed_and_its_wait_is_the_request_s() -> None:
     result = against_script(plan, serve)
     assert (result.sent, result.completed, result.errors) == (5, 5, {})
     assert (result.retried, result.rescued, result.retry_after.count) == (5, 5, 5)
-    assert result.ttft.least >= 0.2
+    assert result.ttft.least >= 0.198  # uvloop counts in whole milliseconds, from when its round began
     refused.clear()
     assert against_script(Plan("m", rate=100, requests=5), serve).errors == {"status 429 slo": 5}
 

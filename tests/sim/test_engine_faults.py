@@ -64,7 +64,7 @@ def test_garbage_is_no_http(shared_engine: EngineProcess) -> None:
 def test_a_stall_says_nothing_until_its_time(shared_engine: EngineProcess) -> None:
     started = time.monotonic()
     assert shared_engine.chat(fault="stall=0.3", max_tokens=2).status == 200
-    assert time.monotonic() - started >= 0.3
+    assert time.monotonic() - started >= 0.29
     with shared_engine.open_chat(fault="stall", request_id="stalled", stream=True) as sock:
         sock.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -200,7 +200,7 @@ def test_the_role_comes_at_once_and_words_much_later(shared_engine: EngineProces
     started = time.monotonic()
     with shared_engine.open_chat(fault="role-wait=0.4", stream=True, max_tokens=2) as sock:
         read_until(sock, b"[DONE]")
-        assert time.monotonic() - started >= 0.4
+        assert time.monotonic() - started >= 0.39
     with shared_engine.open_chat(fault="role-wait=60", stream=True, max_tokens=2) as sock:
         told = read_until(sock, b'"role"')
     assert b'"role":"assistant"' in told and time.monotonic() - started < 40
