@@ -42,6 +42,39 @@ def test_one_that_does_is_found() -> None:
     assert list(doubled("a[len(b) : x.end()]")) == []
 
 
+def lost_defaults(source: str) -> Iterator[str]:
+    """Methods that interpreted code may inherit, with a default of type float: called by compiled code on an
+    interpreted subclass, mypyc 2.4 gives them 0 instead."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ClassDef) or "allow_interpreted_subclasses" not in map(_names, node.decorator_list):
+            continue
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                takes = method.args
+                behind = [*takes.posonlyargs, *takes.args][::-1]
+                given = [*zip(behind, takes.defaults[::-1], strict=False), *zip(takes.kwonlyargs, takes.kw_defaults)]  # noqa: B905
+                for argument, default in given:
+                    said = ast.unparse(argument.annotation) if argument.annotation is not None else ""
+                    if default is not None and said == "float":
+                        yield f"{method.lineno}: {node.name}.{method.name}: {argument.arg}"
+
+
+def _names(decorator: ast.expr) -> str:
+    return (decorator.keywords[0].arg or "") if isinstance(decorator, ast.Call) and decorator.keywords else ""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_default_is_lost_on_the_way_to_a_subclass(module: str) -> None:
+    assert list(lost_defaults((ROOT / "src" / module).read_text())) == []
+
+
+def test_a_default_that_is_lost_is_found() -> None:
+    of = "@mypyc_attr(allow_interpreted_subclasses=True)\nclass A:\n def f(self, a: int, {}) -> None: ..."
+    assert list(lost_defaults(of.format("b: float = 1.0"))) == ["3: A.f: b"]
+    assert list(lost_defaults(of.format("*, b: float = 1.0"))) == ["3: A.f: b"]
+    assert list(lost_defaults(of.format("b: float, *, c: int = 1, d: float | None = None"))) == []
+
+
 def test_nothing_copies_or_pickles_what_is_compiled() -> None:
     """`copy.copy` calls the class without arguments where it is compiled, and pickle cannot make one."""
     for module in MODULES:

@@ -46,6 +46,8 @@ _ENDS: Final = 4_096
 """Groups that `ingested` can tell apart, the newest: 20 seconds of them, or more."""
 RETRY_MOST: Final = 5.0
 """Seconds between two tries while the disk fails, doubling up to this."""
+LAST_WRITES: Final = 5.0
+"""Seconds that the last records have to get on disk."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -297,14 +299,15 @@ class Journal:
     def open_reservations(self) -> int:
         return len(self._open)
 
-    async def close(self, seconds: float = 5.0) -> int:
-        """Put what waits on disk and end the thread. Returns how many records could not be written in `seconds`."""
+    async def close(self, seconds: float | None = None) -> int:
+        """Put what waits on disk and end the thread. Returns how many records could not be written in `seconds` (None:
+        `LAST_WRITES`)."""
         if not self._ended:
             self._closing = self._loop.create_future()
             if self._parts:
                 self._hand_over()
             if self._flying is not None or self._parts:
-                await asyncio.wait((self._closing,), timeout=seconds)
+                await asyncio.wait((self._closing,), timeout=LAST_WRITES if seconds is None else seconds)
             self._ended = True
             for timer in (self._timer, self._looks):
                 if timer is not None:

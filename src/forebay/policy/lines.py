@@ -102,9 +102,9 @@ class Lines:
         *,
         waited: bool = False,
         ahead: float | None = None,
-        expected: float = inf,
+        expected: float | None = None,
     ) -> Refuse:
-        """`ahead`: as of `_tokens_ahead`, where that was asked already. `expected`: as of `Refuse`."""
+        """`ahead`: as of `_tokens_ahead`, where that was asked already. `expected`: as of `Refuse`; None: never."""
         ask.stage = _ENDED
         if reason == TOO_LONG:
             return Refuse(reason, NEVER, waited)
@@ -119,7 +119,7 @@ class Lines:
             patience=min(self.rules.wait[cls], self.rules.ttft[cls]),
             cls=cls,
         )
-        return Refuse(reason, slot, waited, expected)
+        return Refuse(reason, slot, waited, inf if expected is None else expected)
 
     def _drain(self, ask: Ask, room: WaitingRoom, now: float) -> Drain:
         """Its model's, at the present time."""
