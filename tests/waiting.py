@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -48,3 +50,14 @@ def until_nobody_reads_from(port: int, within: float = 100.0, looks: int = 10) -
         return same >= looks
 
     eventually(still, within, 0.1)  # a look at every connection of the machine takes milliseconds
+
+
+def in_books(state_dir: str, query: str, parameters: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of the books in SQLite; [] also while the admin process has not made its tables yet."""
+    with (
+        contextlib.suppress(sqlite3.OperationalError),
+        contextlib.closing(sqlite3.connect(f"file:{state_dir}/forebay.db?mode=ro", uri=True)) as database,
+    ):
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute(query, parameters)]
+    return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from e2e.engine import DONE, ROLE, USAGE, Script, chunk, delta, event, says, str
 from e2e.gateway import Gateway
 from forebay.gateway.exact import open_tokenizer
 from tokenizer_file import make_tokenizer
-from waiting import eventually
+from waiting import eventually, in_books
 
 WORDS = [event(delta({"content": f"word {i} "})) for i in range(20)]
 LAST = event(delta({}, "stop"))
@@ -47,18 +46,14 @@ class Case:
 
     def rows(self, count: int = 1) -> list[dict[str, Any]]:
         def look() -> list[dict[str, Any]]:
-            database = sqlite3.connect(f"file:{self.gateway.config['state_dir']}/forebay.db?mode=ro", uri=True)
-            try:
-                database.row_factory = sqlite3.Row
-                found = database.execute(
-                    "SELECT e.*, d.engine, d.end_user AS who, d.labels, a.key_name FROM entries e "
-                    "JOIN dimensions d ON d.id = e.dimension_id JOIN accounts a ON a.id = d.account_id "
-                    "WHERE request_id = ? ORDER BY e.seq",
-                    (self.id,),
-                ).fetchall()
-            finally:
-                database.close()
-            return [dict(row) for row in found] if len(found) >= count else []
+            found = in_books(
+                self.gateway.config["state_dir"],
+                "SELECT e.*, d.engine, d.end_user AS who, d.labels, a.key_name FROM entries e "
+                "JOIN dimensions d ON d.id = e.dimension_id JOIN accounts a ON a.id = d.account_id "
+                "WHERE request_id = ? ORDER BY e.seq",
+                (self.id,),
+            )
+            return found if len(found) >= count else []
 
         found = eventually(look)
         assert len(found) == count, found

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from e2e.gateway import Gateway
 from engine_process import EngineProcess
 from forebay.ledger.pricing import price_from
 from forebay.ledger.tokens import KINDS, Tokens
-from waiting import eventually, read_until
+from waiting import eventually, in_books, read_until
 
 PARAMS = {
     "do_remote_prefill": True,
@@ -282,14 +281,11 @@ def prefill_then_serve(talk: Talk) -> None:
 
 def legs_of(pair: Pair) -> list[dict[str, Any]]:
     def look() -> list[dict[str, Any]]:
-        books = sqlite3.connect(f"file:{pair.pool.gateway.config['state_dir']}/forebay.db?mode=ro", uri=True)
-        with contextlib.closing(books):
-            books.row_factory = sqlite3.Row
-            query = (
-                "SELECT e.*, d.engine, p.price FROM entries e JOIN dimensions d ON d.id = e.dimension_id "
-                "LEFT JOIN prices p ON p.id = e.price_id WHERE request_id = ? ORDER BY e.seq"
-            )
-            found = [dict(row) for row in books.execute(query, (pair.test,))]
+        query = (
+            "SELECT e.*, d.engine, p.price FROM entries e JOIN dimensions d ON d.id = e.dimension_id "
+            "LEFT JOIN prices p ON p.id = e.price_id WHERE request_id = ? ORDER BY e.seq"
+        )
+        found = in_books(pair.pool.gateway.config["state_dir"], query, (pair.test,))
         return found if len(found) >= 2 else []
 
     found: list[dict[str, Any]] = eventually(look)

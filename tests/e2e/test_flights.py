@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import socket
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +31,7 @@ from e2e.engine import (
     whole,
 )
 from e2e.gateway import Gateway
-from waiting import eventually
+from waiting import eventually, in_books
 
 MINE, COLLEAGUE, STRANGER, PRESSING, PATIENT = (
     f"cache-{name}-0123456789" for name in ("mine", "colleague", "stranger", "pressing", "patient")
@@ -609,13 +608,8 @@ def test_a_hit_is_booked_with_what_it_avoided(cached: Gateway, raw: RawEngine) -
         cached.ask(body, key=MINE, x_test=test, x_request_id=name)
 
     def booked() -> list[tuple[Any, ...]]:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{cached.config['state_dir']}/forebay.db?mode=ro", uri=True)
-        ) as db:
-            query = (
-                "SELECT how, cost, avoided, input, output, outcome FROM entries WHERE request_id IN (?, ?) ORDER BY seq"
-            )
-            found = db.execute(query, names).fetchall()
+        query = "SELECT how, cost, avoided, input, output, outcome FROM entries WHERE request_id IN (?, ?) ORDER BY seq"
+        found = [tuple(row.values()) for row in in_books(cached.config["state_dir"], query, names)]
         return found if len(found) == 2 else []
 
     made, hit = eventually(booked)
