@@ -52,7 +52,10 @@ def lost_defaults(source: str) -> Iterator[str]:
             if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
                 takes = method.args
                 behind = [*takes.posonlyargs, *takes.args][::-1]
-                given = [*zip(behind, takes.defaults[::-1], strict=False), *zip(takes.kwonlyargs, takes.kw_defaults)]  # noqa: B905
+                given = [
+                    *zip(behind, takes.defaults[::-1], strict=False),
+                    *zip(takes.kwonlyargs, takes.kw_defaults, strict=True),
+                ]
                 for argument, default in given:
                     said = ast.unparse(argument.annotation) if argument.annotation is not None else ""
                     if default is not None and said == "float":

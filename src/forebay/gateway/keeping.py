@@ -15,7 +15,6 @@ from forebay.cache.answers import About, Answer, Unfit
 from forebay.cache.refusing import refuses
 from forebay.config.cache import Cache
 from forebay.gateway.kept_shape import Whole
-from forebay.ledger.tokens import Tokens
 
 _decode: Final = msgspec.json.Decoder(Whole).decode
 _LOOSE: Final = b" \t\r\n\\"
@@ -25,12 +24,10 @@ _PLAIN: Final = frozenset({"stop", "length"})
 
 def of_unary(body: bytes, about: About) -> Answer | Unfit:
     """Kept also where it was cut by max_tokens or calls tools."""
-    found = plain(body)
+    found = _plain(body)
     if found is None:
         return answers.from_unary(body, about, length=True)
-    return made(
-        found,
-        body,
+    return Answer(
         about.id,
         about.created,
         about.ttl,
@@ -39,12 +36,20 @@ def of_unary(body: bytes, about: About) -> Answer | Unfit:
         about.version,
         about.partition,
         about.question,
+        "",
         about.tags,
         about.sources,
         about.tokens,
         about.avoided,
         about.price,
         about.seconds,
+        found.object != "text_completion",
+        False,
+        found.choices[0].finish_reason or "",
+        False,
+        found.id or "",
+        body,
+        bytes(found.usage),
     )
 
 
@@ -73,7 +78,7 @@ def written(found: Answer, writer: bytes, known: Answer | None) -> Answer:
     return msgspec.structs.replace(found, writer=writer, verified=verified)
 
 
-def plain(body: bytes) -> Whole | None:
+def _plain(body: bytes) -> Whole | None:
     """An answer like most. None: it is another, or none."""
     try:
         found = _decode(body)
@@ -92,48 +97,3 @@ def plain(body: bytes) -> Whole | None:
     if message is not None and (message.tool_calls or message.function_call is not None or message.refusal):
         return None  # vLLM says [] of calls
     return None if refuses((message.content if message is not None else choice.text) or "") else found
-
-
-def made(
-    found: Whole,
-    body: bytes,
-    entry: str,
-    created: float,
-    ttl: float,
-    stale: float,
-    model: str,
-    version: str,
-    partition: str,
-    question: str,
-    tags: tuple[str, ...],
-    sources: tuple[str, ...],
-    tokens: Tokens,
-    avoided: int,
-    price: bytes,
-    seconds: float,
-) -> Answer:
-    """What is kept of one that is `plain`: the fields of About, one by one, since to make one takes as long."""
-    return Answer(
-        entry,
-        created,
-        ttl,
-        stale,
-        model,
-        version,
-        partition,
-        question,
-        "",
-        tags,
-        sources,
-        tokens,
-        avoided,
-        price,
-        seconds,
-        found.object != "text_completion",
-        False,
-        found.choices[0].finish_reason or "",
-        False,
-        found.id or "",
-        body,
-        bytes(found.usage),
-    )

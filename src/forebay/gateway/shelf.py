@@ -87,27 +87,6 @@ class Fresh:
 
     def read(self) -> Answer | Unfit:
         asked, facts = self.asked, self.facts
-        if self.body is not None:
-            whole = keeping.plain(self.body)
-            if whole is not None:
-                return keeping.made(
-                    whole,
-                    self.body,
-                    entry_of(asked.exact),
-                    self.created,
-                    facts.ttl,
-                    facts.stale,
-                    facts.model,
-                    facts.version,
-                    facts.partition,
-                    asked.question,
-                    self.tags,
-                    self.sources,
-                    self.tokens,
-                    self.cost,
-                    b"",
-                    self.seconds,
-                )
         about = About(
             id=entry_of(asked.exact),
             created=self.created,
@@ -124,7 +103,7 @@ class Fresh:
             seconds=self.seconds,
         )
         if self.body is not None:
-            return answers.from_unary(self.body, about, length=True)
+            return keeping.of_unary(self.body, about)
         if self.chunks is not None:
             return answers.from_chunks(self.chunks, about, usage=self.usage, length=True)
         return Unfit.LARGE
